@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a package says of itself: the parsed form of the JSON document `ikbo/manifest.json` that
-// `ikbo.package` writes into the .pt2 archive.
+// What a package says of itself: the parsed form of the JSON document `extra/ikbo/manifest.json`
+// that `ikbo.package` writes into the .pt2 archive.
 #pragma once
 
 #include <cstdint>
@@ -24,43 +24,59 @@ struct TensorSpec {
   DType dtype = DType::kFloat32;
   Shape shape;  // shape[0] == -1 (the batch), every other extent is fixed
   Role role = Role::kCandidate;
+
+  // Bytes of one row. parse_manifest has checked that the largest batch of such rows is countable.
+  std::size_t row_bytes() const;
 };
 
-// One operator whose kernel is chosen by the batch sizes: rows of the compilation spec.
+// An operator that the package calls.
 struct OpSchema {
-  std::string name;    // "ikbo::target_attention"
+  std::string name;    // "ikbo::target_attention", with ".overload" where it has one
   std::string schema;  // the text that the dispatcher must hold under that name
 };
 
+// A kernel launch that a replay case must make.
+struct KernelRun {
+  std::string op;      // "ikbo::target_attention"
+  std::string kernel;  // as the operator's kernel choice prints itself
+
+  friend auto operator<=>(const KernelRun&, const KernelRun&) = default;
+};
+
+// Stored inputs and the outputs that the unmodified program gave for them. Entry names are relative
+// to the manifest's folder; their bytes are raw, row-major, little endian.
 struct ReplayCase {
   std::string id;
   std::int64_t num_users = 0;
   std::int64_t num_candidates = 0;
-  std::vector<std::string> inputs;   // archive entries, raw little-endian bytes, in input order
-  std::vector<std::string> outputs;  // likewise, in output order
+  std::vector<std::string> inputs;   // in input order
+  std::vector<std::string> outputs;  // in output order
   double atol = 0;
   double rtol = 0;
+  std::vector<KernelRun> kernels;
 };
 
 struct Manifest {
-  int format_version = 0;
   std::string model_name;
   std::string model_version;
   std::string torch_version;
   std::string device;  // "cpu" or "cuda"
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
-  std::int64_t max_users = 0;  // 0: the package has no user inputs
+  std::int64_t max_users = 0;  // 0: the package has no user tensors
   std::int64_t max_candidates = 0;
   std::vector<OpSchema> ops;  // the ikbo operators that the package calls
   std::vector<ReplayCase> replay;
-  std::string spec_json;  // the compilation spec, verbatim
+  std::string spec_json;  // the compilation spec, as minified JSON; empty when there is none
 
   bool has_users() const { return max_users > 0; }
 };
 
-// Parses and checks the JSON text. Throws ikbo::Error naming the field, what it must be and what it
-// is.
-Manifest parse_manifest(std::string_view json);
+// Rows of a tensor of that role in a run of those sizes.
+std::int64_t num_rows(Role role, std::int64_t num_users, std::int64_t num_candidates);
+
+// Parses and checks the JSON text. Throws ikbo::Error naming `origin` (a file, say), the field, what
+// it must be and what it is. Fields that format version 1 does not know are ignored.
+Manifest parse_manifest(std::string_view json, std::string_view origin);
 
 }  // namespace ikbo::runtime

@@ -17,28 +17,36 @@
 
 namespace ikbo::runtime {
 
+class Archive;
 class Executor;
 
-// An opened package. Opening reads the archive's directory and the manifest only: no model code
-// runs. Throws ikbo::Error that names the file and what is wrong with it.
+// An opened package. Copies share the opened archive; all methods may be called by several threads.
 class Package {
  public:
+  // Reads the archive's directory and the manifest only: no model code runs. Throws ikbo::Error that
+  // names the file and what is wrong with it.
   static Package open(const std::string& path);
+  // The same for an archive that is open already (one in memory, say).
+  static Package from_archive(std::shared_ptr<const Archive> archive);
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const;
   const Manifest& manifest() const { return manifest_; }
-  // Bytes of one archive entry; throws when it is absent or larger than `max_bytes`.
+  // Bytes of an entry beside the manifest ("replay/0/x_user.bin"); throws ikbo::Error when it is
+  // absent, damaged or larger than `max_bytes`.
   std::vector<std::byte> read(const std::string& entry, std::size_t max_bytes) const;
 
  private:
-  std::string path_;
+  Package(std::shared_ptr<const Archive> archive, std::string folder, Manifest manifest);
+
+  std::shared_ptr<const Archive> archive_;
+  std::string folder_;  // of the manifest, with its closing slash
   Manifest manifest_;
 };
 
 struct ModelOptions {
-  std::string ops_library;    // path of libikbo_ops.so; needed when the package calls ikbo operators
-  int num_sessions = 1;       // runs that may be under way at once
-  int threads_per_run = 0;    // intra-op threads; 0: leave the process's setting
+  std::string ops_library;  // path of libikbo_ops.so; needed when the package calls ikbo operators
+  int num_sessions = 1;     // runs that may be under way at once
+  int threads_per_run = 0;  // intra-op threads, a setting of the whole process; 0: leave it as it is
 };
 
 class Model {
@@ -46,7 +54,7 @@ class Model {
   // Loads the operator library (once per process), checks that every operator schema of the manifest
   // is the one registered, and loads the compiled code. Throws ikbo::Error.
   static std::shared_ptr<const Model> load(const Package& package, const ModelOptions& options);
-  // A model around any executor: how tests and sanitizer builds run without compiled code.
+  // A model around any executor: how tests run without compiled code.
   static std::shared_ptr<const Model> with_executor(Manifest manifest,
                                                     std::shared_ptr<Executor> executor);
 
@@ -61,7 +69,7 @@ class Model {
 
 // Inputs of one run, in the manifest's input order, the index included.
 struct RunInputs {
-  std::int64_t num_users = 0;
+  std::int64_t num_users = 0;  // 0 when the package has no user tensors
   std::int64_t num_candidates = 0;
   std::vector<TensorView> tensors;
 };
@@ -69,8 +77,11 @@ struct RunInputs {
 class Session {
  public:
   explicit Session(std::shared_ptr<const Model> model);
-  // Checks dtypes, shapes, ranges and index values, then runs. Throws ikbo::Error that names the
-  // input, the requirement and the value; the session stays usable. Not thread-safe: one per thread.
+  // Checks dtypes, shapes, byte counts, ranges and index values, then runs. Inputs may have any
+  // alignment (those off their element's are copied) and are not read after the return. Outputs are
+  // in the manifest's order and own their storage. Without candidates nothing is computed for them:
+  // their outputs have 0 rows. Throws ikbo::Error that names the input, the requirement and the
+  // value; the session stays usable. Not thread-safe: one session per thread.
   std::vector<Tensor> run(const RunInputs& inputs);
 
  private:

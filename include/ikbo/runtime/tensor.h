@@ -19,6 +19,9 @@ struct TensorView {
   Shape shape;
   const void* data = nullptr;  // may be nullptr when bytes == 0
   std::size_t bytes = 0;
+
+  // No tensor at all: every tensor of a package has at least its batch dimension.
+  bool is_absent() const { return shape.empty() && data == nullptr; }
 };
 
 // A tensor with its storage kept alive by `owner`; copying shares the storage.

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether the inputs of a run fit a manifest: the checks that requests and runs share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ikbo/runtime/manifest.h"
+
+namespace ikbo::runtime {
+
+// "[3, 64]"
+std::string text_of(const Shape& shape);
+
+enum class AbsentIndex : std::int8_t {
+  kRefused,
+  kForOneUser,  // may be left out when there is one user
+};
+
+// Throws ikbo::Error naming the model, the input, the requirement and the value: sizes within the
+// package's range, then for each tensor dtype, rank, extents and byte count, then index values in
+// [0, num_users) and bool bytes in {0, 1}. Data may have any alignment.
+void check_inputs(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
+                  const std::vector<TensorView>& tensors, AbsentIndex absent_index);
+
+}  // namespace ikbo::runtime

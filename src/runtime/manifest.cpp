@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ikbo/runtime/manifest.h"
+
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <set>
+
+#include "runtime/json_field.h"
+
+namespace ikbo::runtime {
+namespace {
+
+constexpr int kFormatVersion = 1;
+// Row numbers of users are int32, and so is the number of rows that an index has.
+constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int64_t>::max();
+
+constexpr std::array kDTypes = {DType::kBool,    DType::kUInt8,    DType::kInt8,    DType::kInt16,
+                                DType::kInt32,   DType::kInt64,    DType::kFloat16, DType::kBFloat16,
+                                DType::kFloat32, DType::kFloat64};
+
+DType parse_dtype(const JsonField& field) {
+  const std::string name = field.text();
+  std::string names;
+  for (const DType dtype : kDTypes) {
+    if (name == name_of(dtype)) {
+      return dtype;
+    }
+    names += (names.empty() ? "" : ", ") + std::string(name_of(dtype));
+  }
+  field.require(false, "one of " + names);
+  IKBO_UNREACHABLE("parse_dtype");
+}
+
+Role parse_role(const JsonField& field) {
+  const std::string name = field.text();
+  field.require(name == "user" || name == "candidate" || name == "index",
+                "one of user, candidate, index");
+  return name == "user" ? Role::kUser : name == "candidate" ? Role::kCandidate : Role::kIndex;
+}
+
+// Checks also that the bytes of the largest batch can be counted.
+Shape parse_shape(const JsonField& field, DType dtype, std::int64_t max_rows) {
+  const std::vector<JsonField> extents = field.elements();
+  field.require(!extents.empty(), "a shape whose first extent is the batch (-1)");
+  extents[0].integer(-1, -1);
+  Shape shape = {-1};
+  auto bytes = static_cast<std::ptrdiff_t>(size_of(dtype));
+  bool countable = !__builtin_mul_overflow(bytes, max_rows, &bytes);
+  for (std::size_t i = 1; i < extents.size(); ++i) {
+    shape.push_back(extents[i].integer(0, kMaxExtent));
+    countable = countable && !__builtin_mul_overflow(bytes, shape.back(), &bytes);
+  }
+  field.require(countable, "small enough for " + std::to_string(max_rows) +
+                               " rows to have fewer than 2^63 bytes");
+  return shape;
+}
+
+TensorSpec parse_tensor(const JsonField& field, const Manifest& manifest) {
+  TensorSpec spec;
+  spec.name = field.at("name").text();
+  spec.dtype = parse_dtype(field.at("dtype"));
+  spec.role = parse_role(field.at("role"));
+  field.at("role").require(spec.role == Role::kCandidate || manifest.has_users(),
+                           "candidate, since max_users is 0");
+  spec.shape = parse_shape(field.at("shape"), spec.dtype,
+                           num_rows(spec.role, manifest.max_users, manifest.max_candidates));
+  if (spec.role == Role::kIndex) {
+    field.at("dtype").require(spec.dtype == DType::kInt32, "int32, since the role is index");
+    field.at("shape").require(spec.shape.size() == 1, "[-1], since the role is index");
+  }
+  return spec;
+}
+
+std::vector<TensorSpec> parse_tensors(const JsonField& field, const Manifest& manifest) {
+  std::vector<TensorSpec> specs;
+  std::set<std::string> names;
+  for (const JsonField& element : field.elements()) {
+    specs.push_back(parse_tensor(element, manifest));
+    element.at("name").require(names.insert(specs.back().name).second, "unique");
+  }
+  field.require(!specs.empty(), "an array with at least one tensor");
+  return specs;
+}
+
+std::size_t count_role(const std::vector<TensorSpec>& specs, Role role) {
+  std::size_t count = 0;
+  for (const TensorSpec& spec : specs) {
+    count += spec.role == role ? 1 : 0;
+  }
+  return count;
+}
+
+// What inputs and outputs must be together.
+void check_roles(const JsonField& document, const Manifest& manifest) {
+  const std::size_t users = count_role(manifest.inputs, Role::kUser);
+  const std::size_t indices = count_role(manifest.inputs, Role::kIndex);
+  document.at("inputs").require(
+      (users > 0) == manifest.has_users(),
+      manifest.has_users() ? "an array with a tensor of role user, since max_users is not 0"
+                           : "an array without tensors of role user, since max_users is 0");
+  document.at("inputs").require(
+      indices == (manifest.has_users() ? 1 : 0),
+      manifest.has_users() ? "an array with one tensor of role index, since max_users is not 0"
+                           : "an array without an index, since max_users is 0");
+  document.at("outputs").require(count_role(manifest.outputs, Role::kIndex) == 0,
+                                 "an array without an index");
+}
+
+std::vector<OpSchema> parse_ops(const JsonField& field) {
+  std::vector<OpSchema> ops;
+  std::set<std::string> names;
+  for (const JsonField& element : field.elements()) {
+    const JsonField name = element.at("name");
+    ops.push_back({name.text(), element.at("schema").text()});
+    name.require(ops.back().name.starts_with("ikbo::"), "the name of an ikbo operator");
+    name.require(names.insert(ops.back().name).second, "unique");
+  }
+  return ops;
+}
+
+ReplayCase parse_replay_case(const JsonField& field, const Manifest& manifest) {
+  ReplayCase replay;
+  replay.id = field.at("id").text();
+  replay.num_users =
+      field.at("num_users").integer(manifest.has_users() ? 1 : 0, manifest.max_users);
+  replay.num_candidates = field.at("num_candidates").integer(0, manifest.max_candidates);
+  replay.inputs = field.at("inputs").texts();
+  field.at("inputs").require(replay.inputs.size() == manifest.inputs.size(),
+                             "an array with one entry per input");
+  replay.outputs = field.at("outputs").texts();
+  field.at("outputs").require(replay.outputs.size() == manifest.outputs.size(),
+                              "an array with one entry per output");
+  replay.atol = field.at("atol").tolerance();
+  replay.rtol = field.at("rtol").tolerance();
+  for (const JsonField& kernel : field.at("kernels").elements()) {
+    replay.kernels.push_back({kernel.at("op").text(), kernel.at("kernel").text()});
+  }
+  return replay;
+}
+
+std::vector<ReplayCase> parse_replay(const JsonField& field, const Manifest& manifest) {
+  std::vector<ReplayCase> cases;
+  std::set<std::string> ids;
+  for (const JsonField& element : field.elements()) {
+    cases.push_back(parse_replay_case(element, manifest));
+    element.at("id").require(ids.insert(cases.back().id).second, "unique");
+  }
+  return cases;
+}
+
+Manifest parse_document(const JsonField& document) {
+  document.at("format_version").integer(kFormatVersion, kFormatVersion);
+  Manifest manifest;
+  manifest.model_name = document.at("model").at("name").text();
+  manifest.model_version = document.at("model").at("version").text();
+  manifest.torch_version = document.at("torch_version").text();
+  manifest.device = document.at("device").text();
+  document.at("device").require(manifest.device == "cpu" || manifest.device == "cuda",
+                                "cpu or cuda");
+  manifest.max_users = document.at("max_users").integer(0, kMaxRows);
+  manifest.max_candidates = document.at("max_candidates").integer(1, kMaxRows);
+  manifest.inputs = parse_tensors(document.at("inputs"), manifest);
+  manifest.outputs = parse_tensors(document.at("outputs"), manifest);
+  check_roles(document, manifest);
+  manifest.ops = parse_ops(document.at("ops"));
+  manifest.replay = parse_replay(document.at("replay"), manifest);
+  if (const std::optional<JsonField> spec = document.find("spec")) {
+    manifest.spec_json = spec->minified();
+  }
+  return manifest;
+}
+
+}  // namespace
+
+std::size_t TensorSpec::row_bytes() const {
+  std::size_t bytes = size_of(dtype);
+  for (std::size_t i = 1; i < shape.size(); ++i) {
+    bytes *= static_cast<std::size_t>(shape[i]);
+  }
+  return bytes;
+}
+
+std::int64_t num_rows(Role role, std::int64_t num_users, std::int64_t num_candidates) {
+  return role == Role::kUser ? num_users : num_candidates;
+}
+
+Manifest parse_manifest(std::string_view json, std::string_view origin) {
+  simdjson::dom::parser parser;
+  simdjson::dom::element document;
+  const simdjson::error_code error = parser.parse(json.data(), json.size()).get(document);
+  IKBO_CHECK(error == simdjson::SUCCESS, origin, " is not JSON: ",
+             simdjson::error_message(error));
+  return parse_document(JsonField(origin, "", document));
+}
+
+}  // namespace ikbo::runtime

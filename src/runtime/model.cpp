@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ikbo/runtime/model.h"
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "ikbo/error.h"
+#include "runtime/checks.h"
+#include "runtime/executor.h"
+#include "runtime/storage.h"
+
+namespace ikbo::runtime {
+namespace {
+
+// Compiled code reads its inputs with loads that any element-aligned address satisfies.
+bool is_aligned(const TensorView& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.dtype) == 0;
+}
+
+// The same inputs, those that are off their element's alignment copied into `copies`.
+RunInputs aligned(const RunInputs& inputs, std::vector<Tensor>& copies) {
+  RunInputs result = inputs;
+  for (TensorView& tensor : result.tensors) {
+    if (!is_aligned(tensor)) {
+      const std::shared_ptr<std::byte> storage = allocate_bytes(tensor.bytes);
+      std::memcpy(storage.get(), tensor.data, tensor.bytes);
+      tensor.data = storage.get();
+      copies.push_back({tensor.dtype, tensor.shape, storage, tensor.data, tensor.bytes});
+    }
+  }
+  return result;
+}
+
+// What users alone determine still has to be computed where there is no candidate: the run is given
+// one candidate of zeros, whose results are dropped.
+RunInputs with_zero_candidate(const Manifest& manifest, const RunInputs& inputs,
+                              std::vector<Tensor>& copies) {
+  RunInputs result = inputs;
+  result.num_candidates = 1;
+  for (std::size_t i = 0; i < result.tensors.size(); ++i) {
+    if (manifest.inputs[i].role != Role::kUser) {
+      const OwnedTensor zeros = allocate_rows(manifest.inputs[i], 1);
+      std::memset(zeros.data, 0, zeros.tensor.bytes);
+      result.tensors[i] = zeros.tensor.view();
+      copies.push_back(zeros.tensor);
+    }
+  }
+  return result;
+}
+
+bool has_user_output(const Manifest& manifest) {
+  for (const TensorSpec& spec : manifest.outputs) {
+    if (spec.role == Role::kUser) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// A package is code from elsewhere: what it returns is checked as what it is given.
+void check_outputs(const Manifest& manifest, const RunInputs& inputs,
+                   const std::vector<Tensor>& outputs) {
+  IKBO_CHECK(outputs.size() == manifest.outputs.size(), "model ", manifest.model_name,
+             ": the compiled code must return ", manifest.outputs.size(), " outputs; got ",
+             outputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const TensorSpec& spec = manifest.outputs[i];
+    Shape shape = spec.shape;
+    shape[0] = num_rows(spec.role, inputs.num_users, inputs.num_candidates);
+    IKBO_CHECK(outputs[i].dtype == spec.dtype && outputs[i].shape == shape, "model ",
+               manifest.model_name, ": output ", spec.name, " must be ", name_of(spec.dtype), " ",
+               text_of(shape), " as the manifest says; the compiled code returned ",
+               name_of(outputs[i].dtype), " ", text_of(outputs[i].shape));
+  }
+}
+
+std::vector<Tensor> run_without_candidates(const Manifest& manifest, Executor& executor,
+                                           const RunInputs& inputs) {
+  std::vector<Tensor> outputs(manifest.outputs.size());
+  if (has_user_output(manifest)) {
+    std::vector<Tensor> copies;
+    const RunInputs padded = aligned(with_zero_candidate(manifest, inputs, copies), copies);
+    outputs = executor.run(padded);
+    check_outputs(manifest, padded, outputs);
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (manifest.outputs[i].role == Role::kCandidate) {
+      outputs[i] = allocate_rows(manifest.outputs[i], 0).tensor;
+    }
+  }
+  return outputs;
+}
+
+}  // namespace
+
+Model::Model(Manifest manifest, std::shared_ptr<Executor> executor)
+    : manifest_(std::move(manifest)), executor_(std::move(executor)) {}
+
+std::shared_ptr<const Model> Model::load(const Package& package, const ModelOptions& options) {
+  IKBO_CHECK(options.num_sessions >= 1, package.path(), ": num_sessions must be at least 1; got ",
+             options.num_sessions);
+  IKBO_CHECK(options.threads_per_run >= 0, package.path(),
+             ": threads_per_run must not be negative; got ", options.threads_per_run);
+  return with_executor(package.manifest(), load_executor(package, options));
+}
+
+std::shared_ptr<const Model> Model::with_executor(Manifest manifest,
+                                                  std::shared_ptr<Executor> executor) {
+  return std::shared_ptr<const Model>(new Model(std::move(manifest), std::move(executor)));
+}
+
+Session::Session(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
+
+std::vector<Tensor> Session::run(const RunInputs& inputs) {
+  const Manifest& manifest = model_->manifest_;
+  check_inputs(manifest, inputs.num_users, inputs.num_candidates, inputs.tensors,
+               AbsentIndex::kRefused);
+  if (inputs.num_candidates == 0) {
+    return run_without_candidates(manifest, *model_->executor_, inputs);
+  }
+  std::vector<Tensor> copies;
+  std::vector<Tensor> outputs = model_->executor_->run(aligned(inputs, copies));
+  check_outputs(manifest, inputs, outputs);
+  return outputs;
+}
+
+}  // namespace ikbo::runtime

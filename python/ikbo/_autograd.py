@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the backward formulas of all operators share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Grads = tuple[Tensor | None, ...]
+
+
+class _RefuseSecondOrder(torch.autograd.Function):
+    """Identity on first-order gradients; differentiating them again is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, *grads: Tensor | None) -> Grads:  # type: ignore[override]
+        ctx.op = op
+        return tuple(None if grad is None else grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Grads:  # type: ignore[override]
+        raise RuntimeError(
+            f"ikbo::{ctx.op}: second-order gradients are not supported; differentiate once, or "
+            "write the operator as broadcast and PyTorch operators where a second derivative is "
+            "needed"
+        )
+
+
+def register(
+    op: str,
+    formula: Callable[..., Grads],
+    setup_context: Callable[..., None],
+) -> None:
+    """Registers ``formula(ctx, *grad_outputs)`` as the backward of ``ikbo::<op>``.
+
+    First-order gradients are the formula's, also under ``create_graph=True``; differentiating them
+    again raises RuntimeError.
+    """
+
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Grads:
+        with torch.no_grad():
+            grads = formula(ctx, *grad_outputs)
+        sources: Sequence[Tensor | None] = (*grad_outputs, *ctx.saved_tensors)
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in sources):
+            marker = next(t for t in sources if t is not None and t.requires_grad)
+            return _mark(op, grads, marker)
+        return grads
+
+    torch.library.register_autograd(f"ikbo::{op}", backward, setup_context=setup_context)
+
+
+def _mark(op: str, grads: Grads, marker: Tensor) -> Grads:
+    present = [grad for grad in grads if isinstance(grad, Tensor)]
+    marked = iter(_RefuseSecondOrder.apply(op, marker, *present)[1:])
+    return tuple(next(marked) if isinstance(grad, Tensor) else grad for grad in grads)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in the type that sums are taken in: fp32 for 16-bit types, else its own."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def segment_sum(rows: Tensor, cand_to_user: Tensor, num_users: int) -> Tensor:
+    """Sums the candidates' rows ``[B, ...]`` of each user: ``[U, ...]``, zeros where there is none."""
+    return rows.new_zeros(num_users, *rows.shape[1:]).index_add_(0, cand_to_user, rows)

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "cpu/aten.h"
+
+namespace ikbo::cpu {
+
+// ikbo::linear on the CPU; arguments as in the schema, already checked but for the index values.
+Tensor linear(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
+              const Tensor& w_cand, const std::optional<Tensor>& bias, const Tensor& cand_to_user,
+              Activation activation);
+
+}  // namespace ikbo::cpu

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operator library itself, and ikbo::_select_kernel: the kernel that an operator would launch.
+#include <torch/csrc/stable/library.h>
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpu/expand_config.h"
+#include "cpu/linear_config.h"
+
+namespace ikbo::ops {
+namespace {
+
+struct Query {
+  std::string dtype;
+  int64_t num_users = 0;
+  int64_t num_candidates = 0;
+  std::vector<int64_t> dims;
+
+  bool is_16_bit() const { return dtype == "float16" || dtype == "bfloat16"; }
+};
+
+std::string select_expand(const Query&) { return to_string(cpu::select_expand_config()); }
+
+std::string select_linear(const Query& query) {
+  return to_string(cpu::select_linear_config({.num_users = query.num_users,
+                                              .num_candidates = query.num_candidates,
+                                              .m = query.dims[0],
+                                              .k_user = query.dims[1],
+                                              .k_cand = query.dims[2]},
+                                             query.is_16_bit()));
+}
+
+struct Selector {
+  std::string_view op;
+  const char* dims;  // the operator's remaining sizes, in order
+  std::size_t num_dims;
+  std::string (*select)(const Query&);
+};
+
+constexpr std::array kCpuSelectors{
+    Selector{"expand", "[row elements]", 1, select_expand},
+    Selector{"linear", "[M, K_user, K_cand]", 3, select_linear},
+};
+
+// Devices without kernels of ours all run the composite.
+std::string select_kernel(const std::string& op, const std::string& device,
+                          const std::string& dtype, int64_t num_users, int64_t num_candidates,
+                          const std::vector<int64_t>& dims) {
+  for (const Selector& selector : kCpuSelectors) {
+    if (selector.op != op) {
+      continue;
+    }
+    STD_TORCH_CHECK(dims.size() == selector.num_dims, "ikbo::_select_kernel: dims of ", op,
+                    " must be ", selector.dims, "; got ", dims.size(), " values");
+    return device == "cpu" ? selector.select({dtype, num_users, num_candidates, dims})
+                           : "composite";
+  }
+  STD_TORCH_CHECK(false, "ikbo::_select_kernel: op must be an operator of ikbo; got '", op, "'");
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(ikbo, m) {
+  m.def(
+      "_select_kernel(str op, str device, str dtype, int num_users, int num_candidates, "
+      "int[] dims) -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ikbo, CompositeExplicitAutograd, m) {
+  m.impl("_select_kernel", TORCH_BOX(&select_kernel));
+}
+
+}  // namespace ikbo::ops

@@ -74,8 +74,7 @@ std::vector<std::byte> Archive::read(const std::string& entry, std::size_t max_b
              ": entry \"", entry, "\" is missing (", zip_strerror(handle_.get()), ")");
   IKBO_CHECK((stat.valid & ZIP_STAT_SIZE) != 0 && stat.size <= max_bytes, path_, ": entry \"",
              entry, "\" must have at most ", max_bytes, " bytes; got ", stat.size);
-  const std::unique_ptr<zip_file_t, CloseFile> file(
-      zip_fopen_index(handle_.get(), stat.index, 0));
+  const std::unique_ptr<zip_file_t, CloseFile> file(zip_fopen_index(handle_.get(), stat.index, 0));
   IKBO_CHECK(file != nullptr, path_, ": entry \"", entry, "\" cannot be read (",
              zip_strerror(handle_.get()), ")");
 
@@ -85,8 +84,9 @@ std::vector<std::byte> Archive::read(const std::string& entry, std::size_t max_b
   std::byte beyond{};
   while (true) {
     const bool full = filled == bytes.size();
-    const zip_int64_t got = full ? zip_fread(file.get(), &beyond, 1)
-                                 : zip_fread(file.get(), bytes.data() + filled, bytes.size() - filled);
+    const zip_int64_t got =
+        full ? zip_fread(file.get(), &beyond, 1)
+             : zip_fread(file.get(), bytes.data() + filled, bytes.size() - filled);
     IKBO_CHECK(got >= 0, path_, ": entry \"", entry, "\" is damaged (",
                zip_file_strerror(file.get()), ")");
     IKBO_CHECK(full == (got == 0), path_, ": entry \"", entry, "\" must have ", bytes.size(),

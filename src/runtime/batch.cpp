@@ -27,16 +27,14 @@ void append_index(const Request& request, const TensorView& index, std::int64_t 
 
 Tensor concatenate(const TensorSpec& spec, std::size_t input,
                    const std::vector<const Request*>& requests, const Batch& run) {
-  const std::int64_t rows =
-      num_rows(spec.role, run.inputs.num_users, run.inputs.num_candidates);
+  const std::int64_t rows = num_rows(spec.role, run.inputs.num_users, run.inputs.num_candidates);
   const OwnedTensor joined = allocate_rows(spec, rows);
   std::byte* out = joined.data;
   for (std::size_t r = 0; r < requests.size(); ++r) {
     const Request& request = *requests[r];
     const TensorView& part = request.tensors[input];
     const std::size_t bytes =
-        static_cast<std::size_t>(
-            num_rows(spec.role, request.num_users, request.num_candidates)) *
+        static_cast<std::size_t>(num_rows(spec.role, request.num_users, request.num_candidates)) *
         spec.row_bytes();
     if (spec.role == Role::kIndex) {
       append_index(request, part, run.user_offsets[r], out);

@@ -3,8 +3,6 @@
 //
 // Threads: the loader holds `num_sessions` instances of the compiled model and hands one to each
 // run; constructing a loader is not thread-safe in PyTorch, hence the process-wide mutex.
-#include "runtime/executor.h"
-
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
@@ -19,6 +17,7 @@
 #include <utility>
 
 #include "ikbo/error.h"
+#include "runtime/executor.h"
 #include "runtime/ops_library.h"
 
 namespace ikbo::runtime {
@@ -74,18 +73,19 @@ void check_platform(const Package& package) {
   IKBO_CHECK(manifest.device == "cpu", package.path(), ": was compiled for device ",
              manifest.device, "; this runtime runs cpu packages: package the model for the cpu");
   IKBO_CHECK(minor_version(manifest.torch_version) == minor_version(TORCH_VERSION), package.path(),
-             ": was compiled by torch ", manifest.torch_version, "; this runtime is built with torch ",
-             TORCH_VERSION, ": package the model again with that version");
+             ": was compiled by torch ", manifest.torch_version,
+             "; this runtime is built with torch ", TORCH_VERSION,
+             ": package the model again with that version");
 }
 
 void check_op(const Package& package, const OpSchema& op, const std::string& ops_library) {
   const std::size_t dot = op.name.find('.');
   const c10::OperatorName name(op.name.substr(0, dot),
                                dot == std::string::npos ? "" : op.name.substr(dot + 1));
-  const std::optional<c10::OperatorHandle> handle =
-      c10::Dispatcher::singleton().findSchema(name);
-  IKBO_CHECK(handle.has_value(), package.path(), ": calls ", op.name,
-             ", which operator library ", ops_library, " does not have; use the library of the ikbo "
+  const std::optional<c10::OperatorHandle> handle = c10::Dispatcher::singleton().findSchema(name);
+  IKBO_CHECK(handle.has_value(), package.path(), ": calls ", op.name, ", which operator library ",
+             ops_library,
+             " does not have; use the library of the ikbo "
              "version that wrote the package, or package the model again");
   const std::string schema = c10::toString(handle->schema());
   IKBO_CHECK(schema == op.schema, package.path(), ": was compiled against ", op.schema,
@@ -127,8 +127,10 @@ bool contains(const TensorView& input, const at::Tensor& output) {
 // themselves where the model passes them through.
 Tensor to_tensor(const at::Tensor& result, const TensorSpec& spec, const RunInputs& inputs) {
   IKBO_CHECK(result.scalar_type() == to_torch(spec.dtype), "output ", spec.name,
-             " must have dtype ", name_of(spec.dtype), " as the manifest says; the compiled code "
-             "returned ", c10::toString(result.scalar_type()));
+             " must have dtype ", name_of(spec.dtype),
+             " as the manifest says; the compiled code "
+             "returned ",
+             c10::toString(result.scalar_type()));
   at::Tensor dense = result.contiguous();
   for (const TensorView& input : inputs.tensors) {
     if (contains(input, dense)) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// An executor without compiled code, whose results a test can predict and which mixes each candidate
-// with its user as a ranking model does:
+// An executor without compiled code, whose results a test can predict and which mixes each
+// candidate with its user as a ranking model does:
 //
 //   candidate output  out[b, e] = sum(candidate rows b) + sum(user rows i(b)) + e
 //   user output       out[u, e] = sum(user rows u) + e
 //
 // where a sum runs over all elements of that row in all inputs of that role (as doubles, NaN and
-// infinity included), i is the index, and e counts the elements of an output row in row-major order.
-// Integers saturate and bool is "not zero". float16 and bfloat16 are not supported.
+// infinity included), i is the index, and e counts the elements of an output row in row-major
+// order. Integers saturate and bool is "not zero". float16 and bfloat16 are not supported.
 #include <cmath>
 #include <cstring>
 #include <limits>

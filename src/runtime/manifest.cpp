@@ -16,8 +16,8 @@ constexpr int kFormatVersion = 1;
 constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int64_t>::max();
 
-constexpr std::array kDTypes = {DType::kBool,    DType::kUInt8,    DType::kInt8,    DType::kInt16,
-                                DType::kInt32,   DType::kInt64,    DType::kFloat16, DType::kBFloat16,
+constexpr std::array kDTypes = {DType::kBool,    DType::kUInt8,  DType::kInt8,    DType::kInt16,
+                                DType::kInt32,   DType::kInt64,  DType::kFloat16, DType::kBFloat16,
                                 DType::kFloat32, DType::kFloat64};
 
 DType parse_dtype(const JsonField& field) {
@@ -190,8 +190,7 @@ Manifest parse_manifest(std::string_view json, std::string_view origin) {
   simdjson::dom::parser parser;
   simdjson::dom::element document;
   const simdjson::error_code error = parser.parse(json.data(), json.size()).get(document);
-  IKBO_CHECK(error == simdjson::SUCCESS, origin, " is not JSON: ",
-             simdjson::error_message(error));
+  IKBO_CHECK(error == simdjson::SUCCESS, origin, " is not JSON: ", simdjson::error_message(error));
   return parse_document(JsonField(origin, "", document));
 }
 

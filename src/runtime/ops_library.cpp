@@ -12,8 +12,8 @@
 namespace ikbo::runtime {
 namespace {
 
-// Operators are registered once per process and cannot be registered twice, so this is a fact of the
-// process. The library is never unloaded: the dispatcher points into it.
+// Operators are registered once per process and cannot be registered twice, so this is a fact of
+// the process. The library is never unloaded: the dispatcher points into it.
 struct Loaded {
   std::mutex mutex;
   std::string path;

@@ -38,9 +38,9 @@ struct Batch {
 // (count, dtype, shape, byte count, range, index values). Every request passes here before `batch`.
 void check_request(const Manifest& manifest, const Request& request);
 
-// Concatenates user rows and candidate rows in request order and rebases the index. A single request
-// is passed through; only an absent index is made.
-// Cost: one copy of each tensor of each request. Throws ikbo::Error when there is no request.
+// Concatenates user rows and candidate rows in request order and rebases the index. A single
+// request is passed through; only an absent index is made. Cost: one copy of each tensor of each
+// request. Throws ikbo::Error when there is no request.
 Batch batch(const Manifest& manifest, const std::vector<const Request*>& requests);
 
 // The rows of each request, sharing the run's storage: `outputs` as Session::run returned them.

@@ -75,8 +75,8 @@ struct Manifest {
 // Rows of a tensor of that role in a run of those sizes.
 std::int64_t num_rows(Role role, std::int64_t num_users, std::int64_t num_candidates);
 
-// Parses and checks the JSON text. Throws ikbo::Error naming `origin` (a file, say), the field, what
-// it must be and what it is. Fields that format version 1 does not know are ignored.
+// Parses and checks the JSON text. Throws ikbo::Error naming `origin` (a file, say), the field,
+// what it must be and what it is. Fields that format version 1 does not know are ignored.
 Manifest parse_manifest(std::string_view json, std::string_view origin);
 
 }  // namespace ikbo::runtime

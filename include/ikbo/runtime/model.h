@@ -23,8 +23,8 @@ class Executor;
 // An opened package. Copies share the opened archive; all methods may be called by several threads.
 class Package {
  public:
-  // Reads the archive's directory and the manifest only: no model code runs. Throws ikbo::Error that
-  // names the file and what is wrong with it.
+  // Reads the archive's directory and the manifest only: no model code runs. Throws ikbo::Error
+  // that names the file and what is wrong with it.
   static Package open(const std::string& path);
   // The same for an archive that is open already (one in memory, say).
   static Package from_archive(std::shared_ptr<const Archive> archive);
@@ -46,13 +46,14 @@ class Package {
 struct ModelOptions {
   std::string ops_library;  // path of libikbo_ops.so; needed when the package calls ikbo operators
   int num_sessions = 1;     // runs that may be under way at once
-  int threads_per_run = 0;  // intra-op threads, a setting of the whole process; 0: leave it as it is
+  int threads_per_run =
+      0;  // intra-op threads, a setting of the whole process; 0: leave it as it is
 };
 
 class Model {
  public:
-  // Loads the operator library (once per process), checks that every operator schema of the manifest
-  // is the one registered, and loads the compiled code. Throws ikbo::Error.
+  // Loads the operator library (once per process), checks that every operator schema of the
+  // manifest is the one registered, and loads the compiled code. Throws ikbo::Error.
   static std::shared_ptr<const Model> load(const Package& package, const ModelOptions& options);
   // A model around any executor: how tests run without compiled code.
   static std::shared_ptr<const Model> with_executor(Manifest manifest,

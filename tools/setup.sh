@@ -4,7 +4,8 @@
 #   system   packages of requirements/system.txt, with apt-get
 #   venv     .venv with the packages of requirements/dev.txt, and ikbo itself from python/
 #   build    the C++ build, build/cpu; with nvcc also build/sm90
-# usage: tools/setup.sh [STEP...]     all steps when none is named
+#   sanitize the C++ build of runtime, server and fuzz targets under ASan and UBSan, build/sanitize
+# usage: tools/setup.sh [STEP...]     system, venv and build when none is named
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -113,10 +114,12 @@ step_build() {
   fi
 }
 
+step_sanitize() { build_preset sanitize; }
+
 [ $# -gt 0 ] || set -- system venv build
 for step in "$@"; do
   case $step in
-    system | venv | build) "step_$step" ;;
-    *) fail "unknown step '$step'; steps: system venv build" ;;
+    system | venv | build | sanitize) "step_$step" ;;
+    *) fail "unknown step '$step'; steps: system venv build sanitize" ;;
   esac
 done

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists the targets. Each target does the set-up that it needs.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv/bin
+PY := $(VENV)/python
+FUZZ_SECONDS ?= 30
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help demo test setup env build lint format bench check-results plots nightly test-torch \
+        test-cpp test-python fuzz sanitize wheel
+.NOTPARALLEL:
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env:
+	@tools/setup.sh system venv
+
+setup:  ## system packages, .venv, C++ build
+	@tools/setup.sh
+
+build: setup  ## the same
+
+demo: setup  ## a model trained on MovieLens, transformed, served by C++, compared
+	$(PY) -m examples.movielens
+
+test: setup test-cpp sanitize fuzz test-python  ## all tests: C++, sanitizers, fuzzing, Python
+
+test-cpp: setup  ## C++ tests
+	@printf '\n== C++ tests\n'
+	ctest --test-dir build/cpu --output-on-failure --no-tests=error
+
+sanitize: env  ## C++ tests of the runtime and the server under ASan and UBSan
+	@tools/setup.sh sanitize
+	@printf '\n== C++ tests under ASan and UBSan\n'
+	ctest --test-dir build/sanitize --output-on-failure --no-tests=error
+
+fuzz: sanitize  ## fuzz the request parser and the package opener, FUZZ_SECONDS each
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+test-python: setup  ## Python tests
+	@printf '\n== Python tests\n'
+	$(PY) -m pytest -q
+
+lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
+	@tools/lint.sh
+
+format: env  ## rewrite the sources as the formatters want them
+	@tools/lint.sh --fix
+
+bench: setup  ## measure the operators and the training on this machine, into bench/results/
+	$(PY) bench/bench_ops_cpu.py
+	$(PY) bench/bench_training.py
+
+check-results: env  ## list the files of bench/results/ that are older than the code they measure
+	$(PY) tools/check_results.py
+
+plots: env  ## draw bench/results/ into docs/img/
+	$(PY) tools/plots.py
+
+nightly: setup  ## what takes too long for `make test`
+	$(PY) -m examples.movielens.ablation
+
+test-torch: setup  ## operator tests under another PyTorch: make test-torch TORCH=2.15.0
+	@tools/test_torch.sh "$(TORCH)"
+
+wheel: env  ## build the wheel into dist/
+	$(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir dist .

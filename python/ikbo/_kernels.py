@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which operators of ikbo a lowered program calls, and with which kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from ikbo._manifest import DTYPE_NAMES, KernelRun, OpSchema
+
+# Operators of torch itself; every process with libtorch has them.
+_TORCH_NAMESPACES = ("aten", "prim", "prims")
+
+
+@dataclass(frozen=True)
+class _Query:
+    """How the sizes that choose an operator's kernel are read off its arguments."""
+
+    user: str
+    cand: str
+    dims: Callable[[Mapping[str, Any]], Sequence[Any]]
+
+
+def _bmm_dims(a: Mapping[str, Any]) -> Sequence[Any]:
+    rows, inner = a["a_user"].shape[1:]
+    columns = a["b_cand"].shape[1 if a.get("transpose_b") else 2]
+    return [inner, rows, columns] if a.get("transpose_a") else [rows, inner, columns]
+
+
+# Dims in the order of `ikbo::_select_kernel`.
+_QUERIES = {
+    "ikbo::linear": _Query(
+        "x_user",
+        "x_cand",
+        lambda a: [a["w_user"].shape[0], a["x_user"].shape[1], a["x_cand"].shape[1]],
+    ),
+    "ikbo::lce": _Query(
+        "e_user",
+        "e_cand",
+        lambda a: [
+            a["w_user"].shape[0], a["e_user"].shape[2], a["e_user"].shape[1], a["e_cand"].shape[1]
+        ],
+    ),
+    "ikbo::bmm": _Query("a_user", "b_cand", _bmm_dims),
+    "ikbo::target_attention": _Query(
+        "k", "q", lambda a: [a["q"].shape[1], a["k"].shape[1], a["q"].shape[2], *a["k"].shape[2:]]
+    ),
+}  # fmt: skip
+
+
+def _calls(program: ExportedProgram) -> Iterator[Node]:
+    return (
+        node
+        for node in program.graph.nodes
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    )
+
+
+def ops_of(program: ExportedProgram) -> tuple[OpSchema, ...]:
+    """The ikbo operators that the program calls, by name.
+
+    Raises RuntimeError when it calls an operator of another library: the runtime has only ikbo's.
+    """
+    schemas = {}
+    for node in _calls(program):
+        op = node.target
+        if op.namespace == "ikbo":
+            schemas[op.name()] = OpSchema(op.name(), str(op._schema))
+        elif op.namespace not in _TORCH_NAMESPACES:
+            raise RuntimeError(
+                "ikbo.package: the module must call operators of torch and ikbo only, the ones that the "
+                f"runtime has; it calls {op.name()}: {node.meta.get('stack_trace') or node}"
+            )
+    return tuple(schemas[name] for name in sorted(schemas))
+
+
+def kernels_at(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[KernelRun, ...]:
+    """The kernel that each of the program's ikbo calls chooses for `inputs`, in the graph's order."""
+    sizes = _symbol_values(program, inputs)
+    runs = []
+    for node in _calls(program):
+        query = _QUERIES.get(node.target.name())
+        if query is None:
+            continue
+        names = [argument.name for argument in node.target._schema.arguments]
+        arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        values = {
+            name: value.meta["val"] if isinstance(value, Node) else value
+            for name, value in arguments.items()
+        }
+        cand = values[query.cand]
+        kernel = torch.ops.ikbo._select_kernel(
+            node.target._opname,
+            cand.device.type,
+            DTYPE_NAMES[cand.dtype],
+            _resolve(values[query.user].shape[0], sizes),
+            _resolve(cand.shape[0], sizes),
+            [_resolve(size, sizes) for size in query.dims(values)],
+        )
+        runs.append(KernelRun(node.target.name(), kernel))
+    return tuple(runs)
+
+
+def _symbol_values(program: ExportedProgram, inputs: Sequence[Tensor]) -> dict[Any, int]:
+    """Size symbol of the program to its value for `inputs`."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    values = {}
+    for name, tensor in zip(program.graph_signature.user_inputs, inputs, strict=True):
+        for size, actual in zip(placeholders[name].meta["val"].shape, tensor.shape, strict=True):
+            if isinstance(size, torch.SymInt):
+                values[size.node.expr] = actual
+    return values
+
+
+def _resolve(size: int | torch.SymInt, sizes: Mapping[Any, int]) -> int:
+    return int(size.node.expr.subs(sizes)) if isinstance(size, torch.SymInt) else size

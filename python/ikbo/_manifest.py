@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest of a package: its fields, its JSON text and its place in the .pt2 archive.
+
+The archive is torch's own; ikbo adds entries under `data/extra/ikbo/`: `manifest.json` and the replay
+tensors. NOTE: torch's documented folder for extra files, `extra/`, cannot hold them: its Python loader
+decodes every file there as UTF-8, and raw tensors are not text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+FORMAT_VERSION = 1
+EXTRA_ROOT = "data/extra/ikbo/"
+MANIFEST_ENTRY = "extra/ikbo/manifest.json"
+
+USER, CANDIDATE, INDEX = "user", "candidate", "index"
+ROLES = (USER, CANDIDATE, INDEX)
+
+DTYPE_NAMES = {
+    torch.bool: "bool",
+    torch.uint8: "uint8",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
+    torch.float64: "float64",
+}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output. `shape[0]` is -1, the batch that `role` names."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+
+
+@dataclass(frozen=True)
+class OpSchema:
+    """One ikbo operator that the package calls, with the schema that it was compiled against."""
+
+    name: str
+    schema: str
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """The kernel that an operator call of a replay case must choose."""
+
+    op: str
+    kernel: str
+
+
+@dataclass(frozen=True)
+class ReplayCase:
+    """Stored inputs and expected outputs. `inputs` and `outputs` are entry names below `EXTRA_ROOT`.
+
+    An output passes when |actual - expected| <= atol + rtol * |expected|.
+    """
+
+    id: str
+    num_users: int
+    num_candidates: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    atol: float
+    rtol: float
+    kernels: tuple[KernelRun, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a package says of itself. `max_users` 0: it has no user inputs and no index."""
+
+    model_name: str
+    model_version: str
+    torch_version: str
+    device: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_users: int
+    max_candidates: int
+    ops: tuple[OpSchema, ...] = ()
+    replay: tuple[ReplayCase, ...] = ()
+    spec: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ops_sha256(self) -> str:
+        """SHA-256 of the operator schemas, sorted, each followed by a newline."""
+        text = "".join(f"{schema}\n" for schema in sorted(op.schema for op in self.ops))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        document = {
+            "format_version": FORMAT_VERSION,
+            "model": {"name": self.model_name, "version": self.model_version},
+            "torch_version": self.torch_version,
+            "device": self.device,
+            "inputs": [asdict(spec) for spec in self.inputs],
+            "outputs": [asdict(spec) for spec in self.outputs],
+            "max_users": self.max_users,
+            "max_candidates": self.max_candidates,
+            "ops": [asdict(op) for op in self.ops],
+            "ops_sha256": self.ops_sha256,
+            "replay": [asdict(case) for case in self.replay],
+            "spec": self.spec,
+        }
+        return json.dumps(document, indent=1, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Manifest:
+        """Parses a manifest that `to_json` wrote. Raises ValueError on another format version."""
+        document = json.loads(text)
+        if document.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"ikbo manifest: format_version must be {FORMAT_VERSION}; got "
+                f"{document.get('format_version')!r}; package the model again with this version of ikbo"
+            )
+        return Manifest(
+            model_name=document["model"]["name"],
+            model_version=document["model"]["version"],
+            torch_version=document["torch_version"],
+            device=document["device"],
+            inputs=tuple(_tensor_spec(spec) for spec in document["inputs"]),
+            outputs=tuple(_tensor_spec(spec) for spec in document["outputs"]),
+            max_users=document["max_users"],
+            max_candidates=document["max_candidates"],
+            ops=tuple(OpSchema(**op) for op in document["ops"]),
+            replay=tuple(_replay_case(case) for case in document["replay"]),
+            spec=document["spec"],
+        )
+
+
+def _tensor_spec(document: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(**{**document, "shape": tuple(document["shape"])})
+
+
+def _replay_case(document: Mapping[str, Any]) -> ReplayCase:
+    return ReplayCase(
+        **{
+            **document,
+            "inputs": tuple(document["inputs"]),
+            "outputs": tuple(document["outputs"]),
+            "kernels": tuple(KernelRun(**run) for run in document["kernels"]),
+        }
+    )
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """Row-major little-endian bytes of a tensor on any device."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def tensor_from_bytes(data: bytes, spec: TensorSpec) -> torch.Tensor:
+    """The tensor that `tensor_bytes` wrote, its batch read from the number of bytes."""
+    if not data:
+        return torch.empty((0, *spec.shape[1:]), dtype=DTYPES[spec.dtype])
+    return torch.frombuffer(bytearray(data), dtype=DTYPES[spec.dtype]).reshape(spec.shape)
+
+
+def append_to_archive(
+    path: str | os.PathLike[str], manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Adds the manifest and the replay tensors (entry name below EXTRA_ROOT to tensor) to a .pt2."""
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
+        root = _root_of(archive.namelist())
+        for name, tensor in tensors.items():
+            archive.writestr(f"{root}/{EXTRA_ROOT}{name}", tensor_bytes(tensor))
+        archive.writestr(f"{root}/{EXTRA_ROOT}manifest.json", manifest.to_json())
+
+
+def _root_of(names: Sequence[str]) -> str:
+    return names[0].split("/")[0]
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """The manifest of a package. Raises ValueError when the file is not an ikbo package."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            entry = f"{_root_of(names)}/{EXTRA_ROOT}manifest.json" if names else ""
+            if entry not in names:
+                raise ValueError(f"{path}: no manifest ({MANIFEST_ENTRY}); was it written by ikbo.package?")
+            return Manifest.from_json(archive.read(entry).decode())
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path}: not a .pt2 archive: {error}") from error
+
+
+def read_replay(
+    path: str | os.PathLike[str], manifest: Manifest, case: ReplayCase
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The stored inputs and expected outputs of one replay case."""
+
+    def load(archive: zipfile.ZipFile, names: Iterable[str], specs: Sequence[TensorSpec]):
+        root = _root_of(archive.namelist())
+        return [
+            tensor_from_bytes(archive.read(f"{root}/{EXTRA_ROOT}{name}"), spec)
+            for name, spec in zip(names, specs, strict=True)
+        ]
+
+    with zipfile.ZipFile(path) as archive:
+        return (
+            load(archive, case.inputs, manifest.inputs),
+            load(archive, case.outputs, manifest.outputs),
+        )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay cases: inputs and expected outputs that travel in a package, to check it wherever it is."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from ikbo._kernels import kernels_at
+from ikbo._manifest import ReplayCase
+from ikbo._served import ServedModel
+
+
+@dataclass(frozen=True)
+class Case:
+    """A replay case with its tensors."""
+
+    record: ReplayCase
+    inputs: Sequence[Tensor]
+    expected: Sequence[Tensor]
+
+
+def make_cases(
+    served: ServedModel, program: ExportedProgram, tolerance: float | None
+) -> tuple[Case, ...]:
+    """Runs the eager module on several batches; expected outputs are its."""
+    drawn = []
+    for name, cand_to_user, num_users in _batches(served.max_users, served.max_candidates):
+        inputs = served.make_inputs(num_users, cand_to_user, zlib.crc32(name.encode()))
+        drawn.append((name, num_users, cand_to_user.numel(), inputs, served.module(*inputs)))
+    outputs = [x for *_, expected in drawn for x in expected]
+    rtol = _tolerance(served, outputs) if tolerance is None else tolerance
+    scales = [float(x.abs().max()) for x in outputs if x.is_floating_point()]
+    atol = rtol * min(scales, default=0.0)
+    return tuple(
+        Case(
+            ReplayCase(
+                id=name,
+                num_users=num_users if served.max_users else 0,
+                num_candidates=num_candidates,
+                inputs=tuple(f"replay/{name}/input_{i}.bin" for i in range(len(inputs))),
+                outputs=tuple(f"replay/{name}/output_{i}.bin" for i in range(len(expected))),
+                atol=atol,
+                rtol=rtol,
+                kernels=kernels_at(program, inputs),
+            ),
+            inputs,
+            expected,
+        )
+        for name, num_users, num_candidates, inputs, expected in drawn
+    )
+
+
+def _batches(max_users: int, max_candidates: int) -> list[tuple[str, Tensor, int]]:
+    """(id, cand_to_user, U) of each case, within the package's range."""
+
+    def index(num_users: int, num_candidates: int, pick) -> tuple[Tensor, int]:
+        users, candidates = min(num_users, max(max_users, 1)), min(num_candidates, max_candidates)
+        generator = torch.Generator().manual_seed(users * candidates)
+        order = torch.randperm(candidates, generator=generator)
+        return torch.tensor([pick(int(b), users) for b in order], dtype=torch.int32), users
+
+    return [
+        (name, *index(*sizes))
+        for name, sizes in {
+            "one_candidate": (1, 1, lambda b, users: 0),
+            "one_user": (1, 7, lambda b, users: 0),
+            "shuffled": (4, 13, lambda b, users: b % users),
+            "uneven": (3, 29, lambda b, users: max(users - 1 - b, 0)),
+            "idle_users": (7, 37, lambda b, users: b % users // 2 * 2),
+        }.items()
+    ]
+
+
+def _tolerance(served: ServedModel, outputs: Sequence[Tensor]) -> float:
+    tensors = [*served.module.parameters(), *served.module.buffers(), *outputs]
+    dtypes = {x.dtype for x in tensors if x.is_floating_point()} or {torch.float32}
+    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    return torch.finfo(coarsest).eps * (1024 if coarsest.itemsize >= 4 else 8)
+
+
+def check(path: str | os.PathLike[str], cases: Sequence[Case]) -> None:
+    """Runs a compiled package on every case. Raises RuntimeError where it leaves the tolerance."""
+    compiled = torch._inductor.aoti_load_package(os.fspath(path))
+    for case in cases:
+        for i, (actual, expected) in enumerate(
+            zip(compiled(*case.inputs), case.expected, strict=True)
+        ):
+            _compare(case.record, i, actual, expected)
+
+
+def _compare(record: ReplayCase, output: int, actual: Tensor, expected: Tensor) -> None:
+    if torch.allclose(actual, expected, rtol=record.rtol, atol=record.atol, equal_nan=True):
+        return
+    error = (actual.double() - expected.double()).abs()
+    raise RuntimeError(
+        f"ikbo.package: output {output} of the compiled package must be within atol {record.atol:.3g} + "
+        f"rtol {record.rtol:.3g} of the eager module in replay case {record.id}; the largest difference "
+        f"is {float(error.max()):.3g}; pass tolerance= if the model's rounding explains it"
+    )
+
+
+def entries(cases: Sequence[Case]) -> Mapping[str, Tensor]:
+    """Entry name to tensor, for the archive."""
+    return {
+        name: tensor
+        for case in cases
+        for names, tensors in (
+            (case.record.inputs, case.inputs),
+            (case.record.outputs, case.expected),
+        )
+        for name, tensor in zip(names, tensors, strict=True)
+    }

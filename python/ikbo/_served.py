@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module as a package serves it: flat named inputs with roles, flat named outputs, two batches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ikbo._manifest import CANDIDATE, DTYPE_NAMES, INDEX, ROLES, USER
+
+# Batch sizes to export with: primes, so that none is a multiple of another size by chance. They are
+# also the sizes for which Inductor tunes its loops.
+_USER_SIZES = (17, 13, 11, 7, 5, 3, 2)
+_CAND_SIZES = (1021, 509, 251, 127, 61, 31, 19, 11, 7, 5, 3, 2)
+
+
+class FlatModule(nn.Module):
+    """`inner` behind a flat list of tensors; returns its output tensors as a flat tuple, contiguous."""
+
+    def __init__(self, inner: nn.Module, in_spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.inner = inner
+        self.in_spec = in_spec
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.contiguous() for x in pytree.tree_leaves(self.call(*tensors)))
+
+    def call(self, *tensors: Tensor) -> Any:
+        """`inner`'s own output."""
+        args, kwargs = pytree.tree_unflatten(list(tensors), self.in_spec)
+        return self.inner(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A module with the names and roles of its flat inputs and example rows for them.
+
+    `examples` hold any number of rows each; the index's are not used.
+    """
+
+    module: FlatModule
+    roles: Mapping[str, str]
+    examples: Mapping[str, Tensor]
+    max_users: int
+    max_candidates: int
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.examples.values())).device
+
+    def output_names(self, inputs: Sequence[Tensor]) -> list[str]:
+        """One name per output tensor: dictionary keys joined by dots, else `output` and a number."""
+        paths, _ = pytree.tree_flatten_with_path(self.module.call(*inputs))
+        names = [_dotted(path) for path, _ in paths]
+        return [f"output_{n}" if n.isdigit() else n or "output" for n in names]
+
+    def export_sizes(self) -> tuple[int, int]:
+        """(U, B) to export with: different, and unlike every fixed size of the inputs if possible."""
+        fixed = {size for x in self.examples.values() for size in x.shape[1:]}
+        num_users = _pick(_USER_SIZES, self.max_users, fixed)
+        return num_users, _pick(_CAND_SIZES, self.max_candidates, fixed | {num_users})
+
+    def make_inputs(self, num_users: int, cand_to_user: Tensor, seed: int) -> list[Tensor]:
+        """Inputs whose rows are drawn from the example rows; rows of one role are drawn together."""
+        generator = torch.Generator().manual_seed(seed)
+        sizes = {USER: num_users, CANDIDATE: cand_to_user.numel()}
+        rows: dict[str, Tensor] = {}
+        inputs = []
+        for name, role in self.roles.items():
+            example = self.examples[name]
+            if role == INDEX:
+                inputs.append(cand_to_user.to(example.device))
+                continue
+            if role not in rows:
+                rows[role] = torch.randint(len(example), (sizes[role],), generator=generator)
+            inputs.append(example[rows[role].to(example.device)].contiguous())
+        return inputs
+
+
+def _pick(sizes: Sequence[int], limit: int, taken: set[int]) -> int:
+    fitting = [size for size in sizes if size <= max(limit, 2)]
+    return next((size for size in fitting if size not in taken), fitting[-1])
+
+
+def _dotted(path: pytree.KeyPath) -> str:
+    return ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path)
+
+
+def from_transformed(
+    module: Any, max_users: int | None, max_candidates: int | None
+) -> ServedModel:
+    """A served model around a `TransformedModule`, whose program knows roles and ranges."""
+    program = module.exported_program
+    args, kwargs = program.example_inputs
+    leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    roles = dict(module.roles)
+    if len(leaves) != len(roles):
+        raise RuntimeError(
+            f"ikbo.package: the transformed program must have one role per input; got {len(leaves)} "
+            f"inputs and {len(roles)} roles"
+        )
+    examples = dict(zip(roles, leaves, strict=True))
+    limits = _transformed_limits(program, roles)
+    chosen = {}
+    for role, asked, argument in (
+        (USER, max_users, "max_users"),
+        (CANDIDATE, max_candidates, "max_candidates"),
+    ):
+        if asked is not None and not 1 <= asked <= limits[role]:
+            raise ValueError(
+                f"ikbo.package: {argument} must be in 1..{limits[role]}, the range that the module was "
+                f"transformed for; got {asked}; pass {argument}={asked} to ikbo.transform"
+            )
+        chosen[role] = asked or limits[role]
+    flat = FlatModule(program.module(), in_spec).eval()
+    return ServedModel(flat, roles, examples, chosen[USER], chosen[CANDIDATE])
+
+
+def _transformed_limits(program: torch.export.ExportedProgram, roles: Mapping[str, str]) -> dict:
+    """Role to the largest batch that the program was exported for."""
+    names = program.graph_signature.user_inputs
+    values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
+    limits = {}
+    for name, role in zip(names, roles.values(), strict=True):
+        symbol = values[name].shape[0].node.expr
+        limits[CANDIDATE if role == INDEX else role] = int(program.range_constraints[symbol].upper)
+    return limits
+
+
+def from_module(
+    module: nn.Module,
+    example_inputs: Any,
+    roles: Mapping[str, str] | None,
+    max_users: int | None,
+    max_candidates: int | None,
+) -> ServedModel:
+    """A served model around a plain module. Raises ValueError or TypeError on bad arguments."""
+    if module.training:
+        raise ValueError("ikbo.package: module must be in eval mode; call module.eval() first")
+    names, leaves, in_spec = _flatten(module, example_inputs)
+    examples = dict(zip(names, leaves, strict=True))
+    if len(examples) != len(names):
+        raise ValueError(f"ikbo.package: input names must be unique; got {sorted(names)}")
+    for name, leaf in examples.items():
+        _check_example(name, leaf)
+    ordered = _check_roles(names, roles)
+    has_users = USER in ordered.values()
+    if not has_users and max_users not in (None, 0):
+        raise ValueError(
+            f"ikbo.package: max_users must be 0 or left out when no input has role user; got {max_users}"
+        )
+    limits = {
+        "max_users": max_users if has_users else 1,
+        "max_candidates": max_candidates,
+    }
+    for argument, value in limits.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+            raise ValueError(f"ikbo.package: {argument} must be an int in 1..2^31-1; got {value!r}")
+    _check_batches(examples, ordered)
+    flat = FlatModule(module, in_spec).eval()
+    return ServedModel(flat, ordered, examples, max_users if has_users else 0, max_candidates)
+
+
+def _flatten(module: nn.Module, example_inputs: Any) -> tuple[list[str], list[Any], Any]:
+    """Names, leaves and structure of the inputs. A nested leaf is named by its path: `features.age`."""
+    if isinstance(example_inputs, Mapping):
+        args, kwargs = (), dict(example_inputs)
+    elif isinstance(example_inputs, tuple):
+        args, kwargs = example_inputs, {}
+    else:
+        raise TypeError(
+            "ikbo.package: example_inputs must be a tuple of positional or a dict of keyword arguments "
+            f"of the module; got {type(example_inputs).__name__}"
+        )
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"ikbo.package: example_inputs must fit module.forward: {error}") from error
+    positional: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            extra = len(args) - len(positional)
+            positional += [f"{parameter.name}.{i}" for i in range(extra)]
+        elif parameter.kind is not parameter.KEYWORD_ONLY:
+            positional.append(parameter.name)
+    paths, in_spec = pytree.tree_flatten_with_path((args, kwargs))
+    names = [_input_name(path, positional) for path, _ in paths]
+    return names, [leaf for _, leaf in paths], in_spec
+
+
+def _input_name(path: pytree.KeyPath, positional: Sequence[str]) -> str:
+    """`path` leads into `(args, kwargs)`."""
+    side, top, *rest = path
+    first = positional[top.idx] if side.idx == 0 else top.key
+    return ".".join([first, _dotted(tuple(rest))]) if rest else first
+
+
+def _check_example(name: str, leaf: Any) -> None:
+    if not isinstance(leaf, Tensor):
+        raise TypeError(
+            f"ikbo.package: input {name} must be a tensor; got {type(leaf).__name__}; fix constants in "
+            "the module before packaging"
+        )
+    if leaf.dtype not in DTYPE_NAMES:
+        raise TypeError(
+            f"ikbo.package: the dtype of input {name} must be one of "
+            f"{', '.join(DTYPE_NAMES.values())}; got {leaf.dtype}"
+        )
+    if leaf.dim() < 1 or len(leaf) < 1:
+        raise ValueError(
+            f"ikbo.package: input {name} must have a batch of at least one example row in dimension 0; "
+            f"got shape {list(leaf.shape)}"
+        )
+
+
+def _check_roles(names: Sequence[str], roles: Mapping[str, str] | None) -> dict[str, str]:
+    """Roles in input order."""
+    known = dict(roles or {})
+    missing = [name for name in names if name not in known]
+    unknown = [name for name in known if name not in names]
+    if missing or unknown:
+        raise ValueError(
+            f"ikbo.package: roles must name each input once; missing {missing}, unknown {unknown}; the "
+            f"inputs are {list(names)}"
+        )
+    for name, role in known.items():
+        if role not in ROLES:
+            raise ValueError(
+                f"ikbo.package: the role of input {name} must be one of {', '.join(ROLES)}; got {role!r}"
+            )
+    counts = {role: list(known.values()).count(role) for role in ROLES}
+    if counts[INDEX] != (1 if counts[USER] else 0):
+        raise ValueError(
+            "ikbo.package: a module with user inputs must have one input with role index, and one "
+            f"without must have none; got {counts[USER]} user inputs and {counts[INDEX]} indices"
+        )
+    return {name: known[name] for name in names}
+
+
+def _check_batches(examples: Mapping[str, Tensor], roles: Mapping[str, str]) -> None:
+    devices = {str(x.device) for x in examples.values()}
+    if len(devices) > 1:
+        raise ValueError(f"ikbo.package: all inputs must be on one device; got {sorted(devices)}")
+    rows: dict[str, int] = {}
+    for name, role in roles.items():
+        example = examples[name]
+        if role == INDEX and (example.dtype != torch.int32 or example.dim() != 1):
+            raise ValueError(
+                f"ikbo.package: the index {name} must be int32 of shape [B]; got {example.dtype} of "
+                f"shape {list(example.shape)}"
+            )
+        batch = USER if role == USER else CANDIDATE
+        expected = rows.setdefault(batch, len(example))
+        if len(example) != expected:
+            raise ValueError(
+                f"ikbo.package: inputs of one batch must have equally many rows; input {name} ({role}) "
+                f"has {len(example)}, another {expected}"
+            )

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ikbo.package`: from a module to one .pt2 file that the C++ runtime serves without Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ikbo import _inductor, _replay
+from ikbo._kernels import ops_of
+from ikbo._manifest import (
+    CANDIDATE,
+    DTYPE_NAMES,
+    USER,
+    Manifest,
+    TensorSpec,
+    append_to_archive,
+)
+from ikbo._served import ServedModel, from_module, from_transformed
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def package(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
+    max_users: int | None = None,
+    max_candidates: int | None = None,
+    name: str = "model",
+    version: str = "1",
+    tolerance: float | None = None,
+    inductor_options: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Manifest:
+    """Compiles a module ahead of time into a package for `ikbo-server` and `ikbo-replay`.
+
+    The package has two batches: U users, 1..max_users, and B candidates, 1..max_candidates. Its device
+    is that of the example inputs. It is compiled, run on the replay cases and compared with the eager
+    module before `path` appears; on any failure `path` is left as it was.
+
+    Args:
+        module: a `TransformedModule` of `ikbo.transform`, or a plain module in eval mode, written for
+            two batches (with an index input `cand_to_user`, int32 `[B]`) or for candidates alone.
+        path: the file to write; its name ends with `.pt2`. An existing file is replaced.
+        example_inputs: plain modules only. Positional arguments (tuple) or keyword arguments (dict) of
+            the module; tensors may be nested in dicts, lists and tuples. Dimension 0 of each is its
+            batch, with any number of rows: rows are drawn from them for export and replay, so they must
+            be valid together (ids within their tables, lengths within their histories).
+        roles: plain modules only. Input name to "user" (`[U, ...]`), "candidate" (`[B, ...]`) or "index".
+            A nested input is named by its path: `features.age`.
+        max_users: largest U of a run, at most 2^31-1. A transformed module may narrow its range.
+            None or 0 for a module without user inputs.
+        max_candidates: largest B of a run, likewise.
+        name, version: what a server calls the model: letters, digits, `.`, `_`, `-`.
+        tolerance: relative tolerance T of the replay cases, against the eager module; an output passes
+            when |actual - expected| <= T * (s + |expected|), s the smallest of the outputs' largest
+            magnitudes. None: 1024 units of rounding in fp32 and fp64, 8 in 16-bit models.
+        inductor_options: further options of TorchInductor; they win over ikbo's.
+        progress: called with a line of text before each long step.
+
+    Returns:
+        The manifest that was written.
+
+    Errors:
+        TypeError, ValueError: an argument is not as described, or an output has no batch.
+        RuntimeError: the module cannot be exported with two batches, calls an operator that the
+            runtime does not have, or the compiled code misses the tolerance.
+
+    Cost:
+        Half a minute to some minutes, most of it in the C++ compiler.
+    """
+    target = _check_target(path)
+    for argument, value in (("name", name), ("version", version)):
+        if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
+            raise ValueError(
+                f"ikbo.package: {argument} must be letters, digits, '.', '_' or '-'; got {value!r}"
+            )
+    report = progress or (lambda _: None)
+    served = _served(module, example_inputs, roles, max_users, max_candidates)
+    with torch.no_grad():
+        report("exporting with batches U and B")
+        program = _export(served)
+        exported = _inductor.lower_operators(program)
+        report("computing the replay cases")
+        cases = _replay.make_cases(served, exported, tolerance)
+    manifest = Manifest(
+        model_name=name,
+        model_version=version,
+        torch_version=torch.__version__,
+        device=served.device.type,
+        inputs=_input_specs(served),
+        outputs=_output_specs(served, program),
+        max_users=served.max_users,
+        max_candidates=served.max_candidates,
+        ops=ops_of(exported),
+        replay=tuple(case.record for case in cases),
+        spec=_spec_of(module),
+    )
+    options = {**_inductor.compile_options(served.device.type), **(inductor_options or {})}
+    _write(target, manifest, exported, cases, options, report)
+    return manifest
+
+
+def _check_target(path: str | os.PathLike[str]) -> Path:
+    target = Path(path)
+    if target.suffix != ".pt2":
+        raise ValueError(f"ikbo.package: path must end with .pt2; got {str(path)!r}")
+    if not target.parent.is_dir():
+        raise ValueError(
+            f"ikbo.package: path must be in an existing folder; {str(target.parent)!r} is none"
+        )
+    if target.is_dir():
+        raise ValueError(f"ikbo.package: path must be a file; {str(target)!r} is a folder")
+    return target
+
+
+def _served(
+    module: nn.Module,
+    example_inputs: Any,
+    roles: Mapping[str, str] | None,
+    max_users: int | None,
+    max_candidates: int | None,
+) -> ServedModel:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"ikbo.package: module must be an nn.Module; got {type(module).__name__}")
+    if not _is_transformed(module):
+        return from_module(module, example_inputs, roles, max_users, max_candidates)
+    if example_inputs is not None or roles is not None:
+        raise ValueError(
+            "ikbo.package: example_inputs and roles must be left out for a transformed module, which "
+            "knows its own"
+        )
+    return from_transformed(module, max_users, max_candidates)
+
+
+def _is_transformed(module: nn.Module) -> bool:
+    from ikbo.transform import TransformedModule
+
+    return isinstance(module, TransformedModule)
+
+
+def _spec_of(module: nn.Module) -> Mapping[str, Any]:
+    return json.loads(module.spec.to_json()) if _is_transformed(module) else {}
+
+
+def _export(served: ServedModel) -> ExportedProgram:
+    """The module's program with the named dimensions U and B."""
+    num_users, num_candidates = served.export_sizes()
+    dims = {
+        USER: Dim("U", min=1, max=max(served.max_users, 2)),
+        CANDIDATE: Dim("B", min=1, max=max(served.max_candidates, 2)),
+    }
+    shapes = tuple({0: dims.get(role, dims[CANDIDATE])} for role in served.roles.values())
+    index = torch.arange(num_candidates, dtype=torch.int32) % num_users
+    inputs = tuple(served.make_inputs(num_users, index, seed=0))
+    try:
+        program = torch.export.export(
+            served.module,
+            inputs,
+            dynamic_shapes=(shapes,),
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+    except Exception as error:
+        raise RuntimeError(
+            f"ikbo.package: torch.export of {type(served.module.inner).__name__} with batches U and B "
+            f"failed: {error}"
+        ) from error
+    _own_storage(program)
+    return program
+
+
+def _own_storage(program: ExportedProgram) -> None:
+    """Gives each weight a storage of its own size: AOTInductor writes the whole storage of a view."""
+    for tensors in (program.state_dict, program.constants):
+        for name, value in tensors.items():
+            if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
+                own = value.detach().clone()
+                tensors[name] = nn.Parameter(own, False) if isinstance(value, nn.Parameter) else own
+
+
+def _input_specs(served: ServedModel) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(name, DTYPE_NAMES[x.dtype], (-1, *x.shape[1:]), served.roles[name])
+        for name, x in served.examples.items()
+    )
+
+
+def _output_specs(served: ServedModel, program: ExportedProgram) -> tuple[TensorSpec, ...]:
+    """Names and roles of the outputs; the batch of each is read off its symbolic shape."""
+    num_users, num_candidates = served.export_sizes()
+    index = torch.zeros(num_candidates, dtype=torch.int32)
+    with torch.no_grad():
+        names = served.output_names(served.make_inputs(num_users, index, seed=0))
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    batch = {
+        str(values[node].shape[0]): USER if role == USER else CANDIDATE
+        for node, role in zip(
+            program.graph_signature.user_inputs, served.roles.values(), strict=True
+        )
+    }
+    specs = []
+    for output, node in zip(names, program.graph_signature.user_outputs, strict=True):
+        value = values[node]
+        rows = str(value.shape[0]) if value.dim() else "none"
+        if rows not in batch or not all(isinstance(size, int) for size in value.shape[1:]):
+            raise ValueError(
+                f"ikbo.package: output {output} must have shape [U, ...] or [B, ...] with fixed sizes "
+                f"after the batch; got {[str(size) for size in value.shape]}"
+            )
+        specs.append(TensorSpec(output, DTYPE_NAMES[value.dtype], (-1, *value.shape[1:]), batch[rows]))
+    if len({spec.name for spec in specs}) != len(specs):
+        raise ValueError(f"ikbo.package: output names must be unique; got {names}")
+    return tuple(specs)
+
+
+def _write(
+    target: Path,
+    manifest: Manifest,
+    program: ExportedProgram,
+    cases: Sequence[_replay.Case],
+    options: Mapping[str, Any],
+    report: Callable[[str], None],
+) -> None:
+    """Writes to a file beside `target`, checks it, and renames it: `target` is whole or untouched."""
+    draft = target.with_name(f".{target.stem}.{os.getpid()}.pt2")
+    try:
+        report("compiling (half a minute or more)")
+        with open(draft, "w+b") as file:
+            _inductor.compile_to(program, file, dict(options))
+        report("running the compiled package on the replay cases")
+        _replay.check(draft, cases)
+        append_to_archive(draft, manifest, _replay.entries(cases))
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)

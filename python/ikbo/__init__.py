@@ -14,7 +14,7 @@ from ikbo import _load
 
 _load.load()
 
-from ikbo.ops import expand, linear  # noqa: E402  (needs the operators)
+from ikbo.ops import bmm, expand, lce, linear  # noqa: E402  (needs the operators)
 
 if TYPE_CHECKING:
     from ikbo import nn
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CandidateIndex",
+    "bmm",
     "expand",
     "explain",
+    "lce",
     "linear",
     "nn",
     "package",

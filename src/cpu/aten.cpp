@@ -47,6 +47,15 @@ void addmm_out(const Tensor& out, const Tensor& self, const Tensor& a, const Ten
       aoti_torch_cpu_addmm_out(out.get(), self.get(), a.get(), b.get(), 1.0, 1.0));
 }
 
+void bmm_out(const Tensor& out, const Tensor& a, const Tensor& b) {
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_bmm_out(out.get(), a.get(), b.get()));
+}
+
+void baddbmm_out(const Tensor& out, const Tensor& self, const Tensor& a, const Tensor& b) {
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_cpu_baddbmm_out(out.get(), self.get(), a.get(), b.get(), 1.0, 1.0));
+}
+
 void apply_activation(const Tensor& t, Activation activation) {
   switch (activation) {
     case Activation::kNone:

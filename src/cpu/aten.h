@@ -34,6 +34,10 @@ void mm_out(const Tensor& out, const Tensor& a, const Tensor& b);
 // out = self + a @ b; `self` may be `out`, or anything that broadcasts to it.
 void addmm_out(const Tensor& out, const Tensor& self, const Tensor& a, const Tensor& b);
 
+// The same per item of dimension 0 of 3-d tensors.
+void bmm_out(const Tensor& out, const Tensor& a, const Tensor& b);
+void baddbmm_out(const Tensor& out, const Tensor& self, const Tensor& a, const Tensor& b);
+
 // In place; elementwise.
 void apply_activation(const Tensor& t, Activation activation);
 

@@ -7,7 +7,9 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/bmm_config.h"
 #include "cpu/expand_config.h"
+#include "cpu/lce_config.h"
 #include "cpu/linear_config.h"
 
 namespace ikbo::ops {
@@ -33,6 +35,25 @@ std::string select_linear(const Query& query) {
                                              query.is_16_bit()));
 }
 
+std::string select_lce(const Query& query) {
+  return to_string(cpu::select_lce_config({.num_users = query.num_users,
+                                           .num_candidates = query.num_candidates,
+                                           .m = query.dims[0],
+                                           .n = query.dims[1],
+                                           .k_user = query.dims[2],
+                                           .k_cand = query.dims[3]},
+                                          query.is_16_bit()));
+}
+
+std::string select_bmm(const Query& query) {
+  return to_string(cpu::select_bmm_config({.num_users = query.num_users,
+                                           .num_candidates = query.num_candidates,
+                                           .p = query.dims[0],
+                                           .r = query.dims[1],
+                                           .n = query.dims[2]},
+                                          query.is_16_bit()));
+}
+
 struct Selector {
   std::string_view op;
   const char* dims;  // the operator's remaining sizes, in order
@@ -41,7 +62,9 @@ struct Selector {
 };
 
 constexpr std::array kCpuSelectors{
+    Selector{"bmm", "[P, R, N]", 3, select_bmm},
     Selector{"expand", "[row elements]", 1, select_expand},
+    Selector{"lce", "[M, N, K_user, K_cand]", 4, select_lce},
     Selector{"linear", "[M, K_user, K_cand]", 3, select_linear},
 };
 

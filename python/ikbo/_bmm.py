@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ikbo::bmm``: the typed call, its fake and its backward formula. Schema and checks are in C++."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ikbo._autograd import Grads, register, segment_sum, wide
+
+
+def bmm(
+    a_user: Tensor,
+    b_cand: Tensor,
+    cand_to_user: Tensor,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Tensor:
+    """The user's matrix times the candidate's: ``out[b] = a_user[cand_to_user[b]] @ b_cand[b]``.
+
+    The user's matrix is read by index and never replicated.
+
+    Args:
+        a_user: ``[U, P, R]``, or ``[U, R, P]`` with ``transpose_a``; fp64, fp32, bf16 or fp16, any
+            strides.
+        b_cand: ``[B, R, N]``, or ``[B, N, R]`` with ``transpose_b``; same dtype.
+        cand_to_user: int32 ``[B]``.
+        transpose_a: whether each matrix of ``a_user`` is transposed first.
+        transpose_b: whether each matrix of ``b_cand`` is transposed first.
+
+    Returns:
+        ``[B, P, N]``, contiguous, same dtype. On the CPU sums are fp32 or better and rounded once.
+
+    Errors:
+        RuntimeError: a wrong dtype, rank, size or device; on the CPU an index value outside
+        ``[0, U)``.
+
+    Cost: ``2 B P R N`` FLOP; reads each input once, writes ``B P N`` elements.
+
+    Notes: differentiable once in both matrices. On the CPU, neighbours with the same user share
+    calls: candidates sorted by user are fastest.
+    """
+    return torch.ops.ikbo.bmm.default(a_user, b_cand, cand_to_user, transpose_a, transpose_b)
+
+
+@torch.library.register_fake("ikbo::bmm")
+def _bmm_fake(
+    a_user: Tensor,
+    b_cand: Tensor,
+    cand_to_user: Tensor,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Tensor:
+    p = a_user.size(2 if transpose_a else 1)
+    n = b_cand.size(1 if transpose_b else 2)
+    return b_cand.new_empty(b_cand.size(0), p, n)
+
+
+@torch.library.custom_op("ikbo::_bmm_user_grad", mutates_args=())
+def _bmm_user_grad(left: Tensor, right: Tensor, cand_to_user: Tensor, num_users: int) -> Tensor:
+    """``out[u] = sum over the candidates b of u of left[b] @ right[b]``, zeros where there is none.
+
+    Works on ``num_users`` candidates at a time, so that the products never take more than the
+    result. An operator, so that a compiled training step does not unroll the loop.
+    """
+    total = left.new_zeros(num_users, left.size(1), right.size(2))
+    block = max(1, num_users)
+    for begin in range(0, left.size(0), block):
+        end = begin + block
+        total += segment_sum(left[begin:end] @ right[begin:end], cand_to_user[begin:end], num_users)
+    return total
+
+
+@_bmm_user_grad.register_fake
+def _bmm_user_grad_fake(
+    left: Tensor, right: Tensor, cand_to_user: Tensor, num_users: int
+) -> Tensor:
+    return left.new_empty(num_users, left.size(1), right.size(2))
+
+
+def _bmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a_user, b_cand, cand_to_user, transpose_a, transpose_b = inputs
+    ctx.transpose_a, ctx.transpose_b = transpose_a, transpose_b
+    ctx.save_for_backward(a_user, b_cand, cand_to_user)
+
+
+def _bmm_backward(ctx: Any, grad: Tensor) -> Grads:
+    a_user, b_cand, cand_to_user = ctx.saved_tensors
+    needs_a, needs_b, *_ = ctx.needs_input_grad
+    grad_a = grad_b = None
+    if needs_a:
+        b = wide(b_cand)
+        total = _bmm_user_grad(
+            wide(grad), b if ctx.transpose_b else b.mT, cand_to_user, a_user.size(0)
+        )
+        grad_a = (total.mT if ctx.transpose_a else total).to(grad.dtype)
+    if needs_b:
+        product = bmm(a_user, grad, cand_to_user, transpose_a=not ctx.transpose_a)
+        grad_b = product.mT if ctx.transpose_b else product
+    return grad_a, grad_b, None, None, None
+
+
+register("bmm", _bmm_backward, _bmm_setup)

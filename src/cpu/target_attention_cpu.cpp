@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of target attention on the CPU: configuration, plan, and the loop over tasks.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <sstream>
+
+#include "cpu/target_attention_kernels.h"
+#include "ikbo/target_attention.h"
+
+namespace ikbo {
+namespace {
+
+std::int32_t heads_per_kv_head(const TargetAttentionParams& params) {
+  return params.num_heads / params.num_kv_heads;
+}
+
+const cpu::TargetAttentionKernels& kernels_of(CpuIsa isa, DType dtype) {
+  switch (isa) {
+    case CpuIsa::kX86_64_v4:
+      return cpu::x86_64_v4::target_attention_kernels(dtype);
+    case CpuIsa::kX86_64_v3:
+      return cpu::x86_64_v3::target_attention_kernels(dtype);
+    case CpuIsa::kX86_64:
+      return cpu::x86_64::target_attention_kernels(dtype);
+  }
+  IKBO_UNREACHABLE("CpuIsa");
+}
+
+struct AlignedDelete {
+  void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{64}); }
+};
+using Scratch = std::unique_ptr<void, AlignedDelete>;
+
+Scratch make_scratch(std::int64_t bytes) {
+  return Scratch(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{64}));
+}
+
+}  // namespace
+
+CpuIsa native_cpu_isa() {
+  if (__builtin_cpu_supports("x86-64-v4")) {
+    return CpuIsa::kX86_64_v4;
+  }
+  return __builtin_cpu_supports("x86-64-v3") ? CpuIsa::kX86_64_v3 : CpuIsa::kX86_64;
+}
+
+TargetAttentionConfig select_target_attention_config(const TargetAttentionParams& params,
+                                                     CpuIsa isa) {
+  // A block's K^T and V fill half of a 256 KB second-level cache at most.
+  constexpr std::int32_t kBlockElements = 16384;
+  constexpr std::int32_t kMaxRows = 96;
+  constexpr std::int32_t kMinRows = 12;
+  constexpr std::int32_t kMinTasks = 16;
+  const std::int32_t element = params.dtype == DType::kFloat64 ? 2 : 1;
+  const std::int32_t keys = kBlockElements / element / std::max(params.head_dim, 1);
+  const std::int32_t key_block = std::clamp(keys / 64 * 64, 64, 256);
+  // Few users: smaller tiles, so that there are tasks for all threads.
+  const std::int64_t rows = std::int64_t{params.num_candidates} * params.num_queries *
+                            heads_per_kv_head(params);
+  const std::int64_t share = rows * params.num_kv_heads / kMinTasks;
+  const std::int32_t row_tile =
+      static_cast<std::int32_t>(std::clamp<std::int64_t>(share, kMinRows, kMaxRows));
+  return {.isa = isa, .row_tile = row_tile, .key_block = key_block};
+}
+
+std::string to_string(const TargetAttentionConfig& config) {
+  const char* isa = config.isa == CpuIsa::kX86_64_v4   ? "x86-64-v4"
+                    : config.isa == CpuIsa::kX86_64_v3 ? "x86-64-v3"
+                                                       : "x86-64";
+  std::ostringstream text;
+  text << "target_attention_cpu<" << isa << ", rows " << config.row_tile << ", keys "
+       << config.key_block << ">";
+  return text.str();
+}
+
+TargetAttentionPlan::TargetAttentionPlan(const TargetAttentionParams& params,
+                                         const TargetAttentionConfig& config)
+    : TargetAttentionPlan(params, config, config.row_tile) {}
+
+TargetAttentionPlan TargetAttentionPlan::for_backward(const TargetAttentionParams& params,
+                                                      const TargetAttentionConfig& config) {
+  return TargetAttentionPlan(params, config, std::numeric_limits<std::int32_t>::max());
+}
+
+TargetAttentionPlan::TargetAttentionPlan(const TargetAttentionParams& params,
+                                         const TargetAttentionConfig& config,
+                                         std::int32_t row_tile)
+    : config_(config) {
+  group_candidates(params);
+  if (params.user_mask != nullptr) {
+    list_keys(params);
+  }
+  count_keys(params);
+  make_tasks(params, row_tile);
+}
+
+// A counting sort of the candidates by user.
+void TargetAttentionPlan::group_candidates(const TargetAttentionParams& params) {
+  user_offsets_.assign(static_cast<std::size_t>(params.num_users) + 1, 0);
+  for (std::int32_t b = 0; b < params.num_candidates; ++b) {
+    ++user_offsets_[params.cand_to_user[b] + 1];
+  }
+  std::partial_sum(user_offsets_.begin(), user_offsets_.end(), user_offsets_.begin());
+  std::vector<std::int32_t> next(user_offsets_.begin(), user_offsets_.end() - 1);
+  cands_.resize(params.num_candidates);
+  for (std::int32_t b = 0; b < params.num_candidates; ++b) {
+    cands_[next[params.cand_to_user[b]]++] = b;
+  }
+}
+
+// The keys that the mask lets through, user by user.
+void TargetAttentionPlan::list_keys(const TargetAttentionParams& params) {
+  key_offsets_.assign(static_cast<std::size_t>(params.num_users) + 1, 0);
+  for (std::int32_t u = 0; u < params.num_users; ++u) {
+    const bool* mask = params.user_mask + std::int64_t{u} * params.num_keys;
+    const std::int32_t length =
+        params.user_lengths == nullptr ? params.num_keys : params.user_lengths[u];
+    for (std::int32_t s = 0; s < length; ++s) {
+      if (mask[s]) {
+        key_rows_.push_back(s);
+      }
+    }
+    key_offsets_[u + 1] = static_cast<std::int64_t>(key_rows_.size());
+  }
+}
+
+// How many of its user's keys count for each candidate; sorts a user's candidates by it.
+void TargetAttentionPlan::count_keys(const TargetAttentionParams& params) {
+  key_counts_.resize(params.num_candidates);
+  std::vector<std::pair<std::int32_t, std::int32_t>> order;
+  for (std::int32_t u = 0; u < params.num_users; ++u) {
+    const std::int32_t begin = user_offsets_[u];
+    const std::int32_t end = user_offsets_[u + 1];
+    const std::int32_t* keys = params.user_mask ? key_rows_.data() + key_offsets_[u] : nullptr;
+    const std::int32_t all = params.user_mask ? key_offsets_[u + 1] - key_offsets_[u]
+                             : params.user_lengths ? params.user_lengths[u]
+                                                   : params.num_keys;
+    if (params.cand_lengths == nullptr) {
+      std::fill(key_counts_.begin() + begin, key_counts_.begin() + end, all);
+      continue;
+    }
+    order.clear();
+    for (std::int32_t i = begin; i < end; ++i) {
+      const std::int32_t length = params.cand_lengths[cands_[i]];
+      const std::int32_t count =
+          keys ? std::lower_bound(keys, keys + all, length) - keys : std::min(all, length);
+      order.emplace_back(count, cands_[i]);
+    }
+    std::sort(order.begin(), order.end());
+    for (std::int32_t i = begin; i < end; ++i) {
+      std::tie(key_counts_[i], cands_[i]) = order[i - begin];
+    }
+  }
+}
+
+void TargetAttentionPlan::make_tasks(const TargetAttentionParams& params, std::int32_t row_tile) {
+  const std::int64_t rows_per_cand =
+      std::int64_t{params.num_queries} * heads_per_kv_head(params);
+  for (std::int32_t u = 0; u < params.num_users; ++u) {
+    const std::int64_t rows = (user_offsets_[u + 1] - user_offsets_[u]) * rows_per_cand;
+    for (std::int32_t kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
+      for (std::int64_t row = 0; row < rows; row += row_tile) {
+        tasks_.push_back({.user = u,
+                          .kv_head = kv_head,
+                          .row_begin = static_cast<std::int32_t>(row),
+                          .row_end = static_cast<std::int32_t>(std::min<std::int64_t>(rows, row + row_tile)),
+                          .cands = cands_.data() + user_offsets_[u],
+                          .key_counts = key_counts_.data() + user_offsets_[u],
+                          .key_rows = params.user_mask ? key_rows_.data() + key_offsets_[u] : nullptr});
+      }
+    }
+  }
+}
+
+void run_target_attention(const TargetAttentionParams& params, const TargetAttentionPlan& plan,
+                          std::atomic<std::int64_t>& next_task) {
+  const cpu::TargetAttentionKernels& kernels = kernels_of(plan.config().isa, params.dtype);
+  const Scratch scratch = make_scratch(kernels.forward_scratch_bytes(params, plan.config()));
+  const std::int64_t num_tasks = static_cast<std::int64_t>(plan.tasks().size());
+  for (std::int64_t i = next_task++; i < num_tasks; i = next_task++) {
+    kernels.forward(params, plan.tasks()[i], plan.config(), scratch.get());
+  }
+}
+
+}  // namespace ikbo

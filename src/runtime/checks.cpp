@@ -25,6 +25,8 @@ void check_sizes(const Manifest& manifest, std::int64_t num_users, std::int64_t 
 
 void check_layout(const Manifest& manifest, const TensorSpec& spec, const TensorView& tensor,
                   std::int64_t rows) {
+  IKBO_CHECK(!tensor.is_absent(), "model ", manifest.model_name, ": input ", spec.name,
+             " must be given; got none");
   IKBO_CHECK(tensor.dtype == spec.dtype, "model ", manifest.model_name, ": input ", spec.name,
              " must have dtype ", name_of(spec.dtype), "; got ", name_of(tensor.dtype));
   Shape shape = spec.shape;

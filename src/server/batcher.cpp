@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/batcher.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <future>
+#include <string>
+#include <utility>
+
+#include "server/aligned_buffer.h"
+
+namespace ikbo::server {
+namespace {
+
+double seconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+std::int64_t limit(std::int64_t wanted, std::int64_t range) {
+  return wanted == 0 ? range : std::min(wanted, range);
+}
+
+}  // namespace
+
+Batcher::Batcher(std::shared_ptr<const runtime::Model> model, const BatcherOptions& options,
+                 ModelMetrics& metrics)
+    : model_(std::move(model)), options_(options), metrics_(metrics) {
+  options_.max_users = limit(options.max_users, model_->manifest().max_users);
+  options_.max_candidates = limit(options.max_candidates, model_->manifest().max_candidates);
+  try {
+    std::vector<std::future<void>> warm;
+    for (int i = 0; i < options_.num_workers; ++i) {
+      std::promise<void> is_warm;
+      warm.push_back(is_warm.get_future());
+      workers_.emplace_back([this, is_warm = std::move(is_warm)]() mutable {
+        runtime::Session session(model_);
+        try {
+          warm_up(session);
+        } catch (...) {
+          is_warm.set_exception(std::current_exception());
+          return;
+        }
+        is_warm.set_value();
+        work(session);
+      });
+    }
+    for (std::future<void>& worker : warm) {
+      worker.get();
+    }
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+Batcher::~Batcher() { stop(); }
+
+void Batcher::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& worker : workers_) {
+    worker.join();
+  }
+}
+
+void Batcher::warm_up(runtime::Session& session) const {
+  const runtime::Manifest& manifest = model_->manifest();
+  runtime::RunInputs inputs;
+  inputs.num_users = manifest.has_users() ? 1 : 0;
+  inputs.num_candidates = 1;
+  std::vector<AlignedBuffer> storage;
+  for (const runtime::TensorSpec& spec : manifest.inputs) {
+    const std::size_t bytes = spec.row_bytes();
+    storage.push_back(make_aligned_buffer(bytes));
+    std::memset(storage.back().get(), 0, bytes);
+    runtime::Shape shape = spec.shape;
+    shape[0] = 1;
+    inputs.tensors.push_back({spec.dtype, std::move(shape), storage.back().get(), bytes});
+  }
+  session.run(inputs);
+}
+
+void Batcher::submit(runtime::Request request, Done done) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue_.size() >= options_.max_queue) {
+      refuse(ErrorKind::kQueueFull, "model ", model_->manifest().model_name,
+             ": the queue must have room (--max-queue ", options_.max_queue,
+             "); it is full, ask again later");
+    }
+    queue_.push_back({std::move(request), std::move(done), Clock::now()});
+    metrics_.queued_requests = static_cast<std::int64_t>(queue_.size());
+  }
+  changed_.notify_one();
+}
+
+void Batcher::work(runtime::Session& session) {
+  for (std::vector<Entry> entries = take(); !entries.empty(); entries = take()) {
+    const auto begin = Clock::now();
+    for (const Entry& entry : entries) {
+      metrics_.queue_seconds.observe(seconds(begin - entry.arrival));
+    }
+    run(session, entries);
+  }
+}
+
+Batcher::Prefix Batcher::next_batch() const {
+  Prefix prefix;
+  std::int64_t users = 0;
+  std::int64_t candidates = 0;
+  for (const Entry& entry : queue_) {
+    users += entry.request.num_users;
+    candidates += entry.request.num_candidates;
+    // A request over a limit that was set below the package's range runs alone.
+    const bool fits = users <= options_.max_users && candidates <= options_.max_candidates;
+    if (!fits && prefix.size > 0) {
+      prefix.is_full = true;
+      break;
+    }
+    ++prefix.size;
+  }
+  return prefix;
+}
+
+std::vector<Batcher::Entry> Batcher::take() {
+  std::unique_lock lock(mutex_);
+  Prefix prefix;
+  for (;;) {
+    changed_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+    if (queue_.empty()) {
+      return {};
+    }
+    prefix = next_batch();
+    const auto deadline = std::min(queue_.front().arrival, last_end_) + options_.max_wait;
+    if (is_stopping_ || prefix.is_full || prefix.size >= last_size_ || Clock::now() >= deadline) {
+      break;
+    }
+    changed_.wait_until(lock, deadline);
+  }
+  std::vector<Entry> entries;
+  for (std::size_t i = 0; i < prefix.size; ++i) {
+    entries.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  metrics_.queued_requests = static_cast<std::int64_t>(queue_.size());
+  if (!queue_.empty()) {
+    changed_.notify_one();
+  }
+  return entries;
+}
+
+std::vector<runtime::Response> Batcher::run_together(runtime::Session& session,
+                                                     const std::vector<Entry>& entries) {
+  const runtime::Manifest& manifest = model_->manifest();
+  std::vector<const runtime::Request*> requests;
+  for (const Entry& entry : entries) {
+    requests.push_back(&entry.request);
+  }
+  const auto begin = Clock::now();
+  const runtime::Batch batch = runtime::batch(manifest, requests);
+  std::vector<runtime::Response> responses =
+      runtime::split(manifest, batch, session.run(batch.inputs));
+  metrics_.run_seconds.observe(seconds(Clock::now() - begin));
+  metrics_.batch_requests.observe(static_cast<double>(entries.size()));
+  metrics_.batch_users.observe(static_cast<double>(batch.inputs.num_users));
+  metrics_.batch_candidates.observe(static_cast<double>(batch.inputs.num_candidates));
+  return responses;
+}
+
+void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
+  std::vector<runtime::Response> responses;
+  std::string error;
+  try {
+    responses = run_together(session, entries);
+  } catch (const std::exception& exception) {
+    error = client_text(exception);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    last_size_ = entries.size();
+    last_end_ = Clock::now();
+  }
+  for (std::size_t i = 0; i < responses.size(); ++i) {
+    entries[i].done(std::move(responses[i]));
+  }
+  if (!error.empty() && entries.size() == 1) {
+    entries[0].done(RequestError(ErrorKind::kExecutionFailed, error));
+  } else if (!error.empty()) {
+    for (Entry& entry : entries) {
+      std::vector<Entry> alone;
+      alone.push_back(std::move(entry));
+      run(session, alone);
+    }
+  }
+}
+
+}  // namespace ikbo::server

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merges the requests of one model into runs.
+//
+//   submit (any thread) -> queue -> worker threads: take a batch, run, split -> done callbacks
+//
+// A batch is the longest prefix of the queue whose sums of users and candidates stay within the
+// limits, so requests run in order of arrival and none is overtaken. When to start it:
+//   - at once, as long as requests come one by one: a worker that finds a request runs it;
+//   - after a run that merged n requests their clients are about to ask again. A worker that finds
+//     fewer than n waits for the others, until max_wait after that run's end at the latest (and no
+//     request waits longer than max_wait for this reason).
+// A run of several requests that fails is repeated request by request, so that only the guilty one
+// gets the error.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "ikbo/runtime/batch.h"
+#include "ikbo/runtime/model.h"
+#include "server/metrics.h"
+#include "server/request_error.h"
+
+namespace ikbo::server {
+
+struct BatcherOptions {
+  std::int64_t max_users = 0;       // of one run; 0: the package's range
+  std::int64_t max_candidates = 0;  // of one run; 0: the package's range
+  std::chrono::microseconds max_wait{1000};
+  std::size_t max_queue = 1024;  // waiting requests
+  int num_workers = 1;           // runs at once
+};
+
+class Batcher {
+ public:
+  using Outcome = std::variant<runtime::Response, RequestError>;
+  using Done = std::function<void(Outcome)>;
+
+  // Starts the workers; each runs the model once on zeros, so that no client pays for first-run
+  // work. Throws ikbo::Error when that run fails. `metrics` must outlive the batcher.
+  Batcher(std::shared_ptr<const runtime::Model> model, const BatcherOptions& options,
+          ModelMetrics& metrics);
+  // Finishes every request that was accepted.
+  ~Batcher();
+  Batcher(const Batcher&) = delete;
+  Batcher& operator=(const Batcher&) = delete;
+
+  // `request` has passed runtime::check_request. `done` is called once, by a worker; it must not
+  // throw. Throws RequestError kQueueFull, and then `done` is never called. Thread-safe.
+  void submit(runtime::Request request, Done done);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Entry {
+    runtime::Request request;
+    Done done;
+    Clock::time_point arrival;
+  };
+  // The front of the queue that makes up the next run.
+  struct Prefix {
+    std::size_t size = 0;
+    bool is_full = false;  // more would not fit
+  };
+
+  void warm_up(runtime::Session& session) const;
+  void work(runtime::Session& session);
+  std::vector<Entry> take();  // empty: stopping and nothing left
+  Prefix next_batch() const;
+  void run(runtime::Session& session, std::vector<Entry>& entries);
+  std::vector<runtime::Response> run_together(runtime::Session& session,
+                                              const std::vector<Entry>& entries);
+  void stop();
+
+  const std::shared_ptr<const runtime::Model> model_;
+  BatcherOptions options_;
+  ModelMetrics& metrics_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_:
+  std::deque<Entry> queue_;
+  std::size_t last_size_ = 0;  // requests in the run that ended last
+  Clock::time_point last_end_{};
+  bool is_stopping_ = false;
+
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace ikbo::server

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/config.h"
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <map>
+
+namespace ikbo::server {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr auto kMaxTime = std::numeric_limits<std::int32_t>::max();
+
+// Adds a flag in whole units of `Duration`.
+template <typename Duration>
+void add_time(CLI::App& app, const std::string& name, Duration& time, const std::string& text) {
+  app.add_option_function<std::int64_t>(
+         name, [&time](const std::int64_t& count) { time = Duration(count); }, text)
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{kMaxTime}))
+      ->default_str(std::to_string(time.count()));
+}
+
+void add_model_flags(CLI::App& app, Config& config) {
+  app.add_option("--model", config.models,
+                 "Package (.pt2) to serve, under the name and version that it holds. Several: "
+                 "repeat the flag; of one name, the last is served when no version is asked for")
+      ->required()
+      ->check(CLI::ExistingFile);
+  app.add_option("--ops-library", config.model.ops_library,
+                 "Path of libikbo_ops.so; needed when a package calls ikbo operators")
+      ->check(CLI::ExistingFile);
+  app.add_option("--workers", config.batcher.num_workers, "Runs of one model at once")
+      ->check(CLI::Range(1, kMaxThreads))
+      ->capture_default_str();
+  app.add_option("--threads-per-run", config.model.threads_per_run,
+                 "Threads inside one run; 0: PyTorch's default")
+      ->check(CLI::Range(0, kMaxThreads))
+      ->capture_default_str();
+}
+
+void add_batching_flags(CLI::App& app, Config& config) {
+  constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
+  app.add_option("--max-batch-users", config.batcher.max_users,
+                 "Merge requests into one run up to this many users; 0, and at most: the package's "
+                 "range")
+      ->check(CLI::Range(std::int64_t{0}, kMaxRows))
+      ->capture_default_str();
+  app.add_option("--max-batch-candidates", config.batcher.max_candidates,
+                 "Merge requests into one run up to this many candidates; 0, and at most: the "
+                 "package's range")
+      ->check(CLI::Range(std::int64_t{0}, kMaxRows))
+      ->capture_default_str();
+  add_time(app, "--max-wait-us", config.batcher.max_wait,
+           "After a merged run, wait this long (us) for as many requests again; a server without "
+           "load never waits; 0: never wait");
+  app.add_option("--max-queue", config.batcher.max_queue,
+                 "Requests of one model that may wait; one more gets status 429")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 20))
+      ->capture_default_str();
+}
+
+void add_http_flags(CLI::App& app, HttpOptions& http) {
+  app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: all of this machine's")
+      ->capture_default_str();
+  app.add_option("--port", http.port, "Port to listen on; 0: any free one (see the log)")
+      ->capture_default_str();
+  app.add_option("--threads", http.num_threads, "Threads for connections, parsing and replies")
+      ->check(CLI::Range(1, kMaxThreads))
+      ->capture_default_str();
+  app.add_option("--max-body-bytes", http.max_body_bytes,
+                 "Largest request body; a larger one gets status 413")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 40))
+      ->capture_default_str();
+  app.add_option("--max-connections", http.max_connections,
+                 "Open connections; one more gets status 503")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 20))
+      ->capture_default_str();
+  add_time(app, "--idle-timeout-ms", http.idle_timeout,
+           "Close a connection after this long (ms) without a request");
+  add_time(app, "--read-timeout-ms", http.read_timeout,
+           "Close a connection that takes longer (ms) to send a request's head, or its body");
+  add_time(app, "--write-timeout-ms", http.write_timeout,
+           "Close a connection that takes longer (ms) to receive a reply");
+  add_time(app, "--drain-timeout-ms", http.drain_timeout,
+           "After SIGTERM or SIGINT, time (ms) to finish the requests under way");
+}
+
+}  // namespace
+
+std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_code) {
+  const std::map<std::string, LogLevel> levels = {{"debug", LogLevel::kDebug},
+                                                  {"info", LogLevel::kInfo},
+                                                  {"warning", LogLevel::kWarning},
+                                                  {"error", LogLevel::kError}};
+  Config config;
+  CLI::App app(
+      "Serves ikbo packages over HTTP: Open Inference Protocol v2 with the binary tensor "
+      "extension, /metrics for Prometheus. SIGTERM and SIGINT stop it gracefully.",
+      "ikbo-server");
+  app.set_version_flag("--version", IKBO_VERSION);
+  add_model_flags(app, config);
+  add_batching_flags(app, config);
+  add_http_flags(app, config.http);
+  std::string level = "info";
+  app.add_option("--log-level", level, "Lines on stderr: debug, info, warning or error")
+      ->check(CLI::IsMember(levels))
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    exit_code = app.exit(error);
+    return std::nullopt;
+  }
+  config.log_level = levels.at(level);
+  config.model.num_sessions = config.batcher.num_workers;
+  return config;
+}
+
+}  // namespace ikbo::server

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line of ikbo-server.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ikbo/runtime/model.h"
+#include "server/batcher.h"
+#include "server/http_server.h"
+#include "server/log.h"
+
+namespace ikbo::server {
+
+struct Config {
+  std::vector<std::string> models;  // paths of packages
+  runtime::ModelOptions model;
+  BatcherOptions batcher;
+  HttpOptions http;
+  LogLevel log_level = LogLevel::kInfo;
+};
+
+// Nothing when there is nothing to serve (--help, --version, an unusable flag): the text is printed
+// and `exit_code` is set.
+std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_code);
+
+}  // namespace ikbo::server

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/connection.h"
+
+#include <algorithm>
+#include <boost/asio/dispatch.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/bind_handler.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/write.hpp>
+#include <charconv>
+#include <cstring>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "server/request_error.h"
+
+namespace ikbo::server {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+
+constexpr std::size_t kMaxHeadBytes = 16 * 1024;
+constexpr std::size_t kReadAhead = 16 * 1024;
+// How long a refused client may go on sending, so that it gets to read the reply.
+constexpr std::chrono::seconds kLingerTime{2};
+constexpr std::string_view kJsonSizeField = "Inference-Header-Content-Length";
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
+
+bool is_http_error(const boost::system::error_code& error) {
+  return error.category() == http::make_error_code(http::error::bad_method).category();
+}
+
+}  // namespace
+
+Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext& context)
+    : stream_(std::move(socket)), context_(context) {
+  ++context_.metrics.connections;
+}
+
+Connection::~Connection() {
+  --context_.metrics.connections;
+  context_.on_end(this);
+}
+
+void Connection::start() {
+  asio::dispatch(stream_.get_executor(), [self = shared_from_this()] { self->next_request(); });
+}
+
+void Connection::stop() {
+  asio::post(stream_.get_executor(), [self = shared_from_this()] {
+    ErrorCode error;
+    // A request that has arrived already is answered.
+    if (self->is_idle_ && self->stream_.socket().available(error) == 0) {
+      self->close();
+    }
+  });
+}
+
+void Connection::next_request() {
+  response_.reset();
+  body_.reset();
+  if (buffer_.size() > 0) {
+    return read_head();
+  }
+  ErrorCode error;
+  if (context_.is_stopping && stream_.socket().available(error) == 0) {
+    return close();
+  }
+  is_idle_ = true;
+  stream_.expires_after(context_.options.idle_timeout);
+  stream_.async_read_some(
+      buffer_.prepare(kReadAhead),
+      beast::bind_front_handler(&Connection::on_first_bytes, shared_from_this()));
+}
+
+void Connection::on_first_bytes(ErrorCode error, std::size_t bytes) {
+  is_idle_ = false;
+  if (error) {
+    return close();
+  }
+  buffer_.commit(bytes);
+  read_head();
+}
+
+void Connection::read_head() {
+  begin_ = std::chrono::steady_clock::now();
+  parser_.emplace();
+  parser_->header_limit(kMaxHeadBytes);
+  parser_->body_limit(boost::none);
+  stream_.expires_after(context_.options.read_timeout);
+  http::async_read_header(
+      stream_, buffer_, *parser_,
+      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_head(error); });
+}
+
+void Connection::on_head(ErrorCode error) {
+  if (error == http::error::header_limit) {
+    return refuse_and_end(RequestError(ErrorKind::kHeadersTooLarge,
+                                       "the request's head must have at most " +
+                                           std::to_string(kMaxHeadBytes) + " bytes; got more"));
+  }
+  if (error == http::error::end_of_stream) {
+    return close();
+  }
+  if (error && is_http_error(error) && error != http::error::partial_message) {
+    return refuse_and_end(
+        RequestError(ErrorKind::kBadRequest, "the request must be HTTP/1.1: " + error.message()));
+  }
+  if (error) {
+    return drop(error);
+  }
+  try {
+    start_body();
+  } catch (const RequestError& refusal) {
+    refuse_and_end(refusal);
+  } catch (const std::bad_alloc&) {
+    refuse_and_end(RequestError(ErrorKind::kOutOfMemory,
+                                "the server has no memory for the request's body now"));
+  }
+}
+
+std::size_t Connection::checked_body_size() const {
+  const auto& head = parser_->get();
+  if (parser_->chunked()) {
+    refuse(ErrorKind::kLengthRequired,
+           "the request must have a Content-Length; got Transfer-Encoding: chunked");
+  }
+  const auto encoding = view(head[http::field::content_encoding]);
+  if (!encoding.empty() && encoding != "identity") {
+    refuse(ErrorKind::kUnsupportedEncoding,
+           "the body must be sent without compression; got Content-Encoding: ", encoding);
+  }
+  const std::uint64_t size = parser_->content_length().value_or(0);
+  if (size > context_.options.max_body_bytes) {
+    refuse(ErrorKind::kBodyTooLarge, "the body must have at most ", context_.options.max_body_bytes,
+           " bytes (--max-body-bytes); got ", size);
+  }
+  return size;
+}
+
+std::size_t Connection::checked_json_size(std::size_t body_size) const {
+  const auto& head = parser_->get();
+  const auto field = head.find(boost::string_view(kJsonSizeField.data(), kJsonSizeField.size()));
+  if (field == head.end()) {
+    return body_size;
+  }
+  const std::string_view text = view(field->value());
+  std::size_t size = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
+  if (error != std::errc() || end != text.data() + text.size() || size > body_size) {
+    refuse(ErrorKind::kBadRequest, kJsonSizeField, " must be a number up to Content-Length (",
+           body_size, "); got ", text);
+  }
+  return size;
+}
+
+void Connection::start_body() {
+  const std::size_t size = checked_body_size();
+  body_ = std::make_shared<RequestBody>(size, checked_json_size(size));
+  if (beast::iequals(parser_->get()[http::field::expect], "100-continue") &&
+      buffer_.size() < size) {
+    send_continue();
+  } else {
+    read_body();
+  }
+}
+
+void Connection::send_continue() {
+  stream_.expires_after(context_.options.write_timeout);
+  asio::async_write(stream_, asio::buffer(kContinue),
+                    [self = shared_from_this()](ErrorCode error, std::size_t) {
+                      if (error) {
+                        self->drop(error);
+                      } else {
+                        self->read_body();
+                      }
+                    });
+}
+
+void Connection::read_body() {
+  const std::span<std::byte> bytes = body_->bytes();
+  const std::size_t have = std::min(buffer_.size(), bytes.size());
+  if (have > 0) {
+    std::memcpy(bytes.data(), buffer_.data().data(), have);
+    buffer_.consume(have);
+  }
+  if (have == bytes.size()) {
+    return dispatch();
+  }
+  stream_.expires_after(context_.options.read_timeout);
+  asio::async_read(
+      stream_, asio::buffer(bytes.data() + have, bytes.size() - have),
+      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_body(error); });
+}
+
+void Connection::on_body(ErrorCode error) {
+  if (error) {
+    return drop(error);
+  }
+  dispatch();
+}
+
+void Connection::dispatch() {
+  const auto& head = parser_->get();
+  HttpRequest request;
+  request.method = view(head.method_string());
+  request.target = view(head.target());
+  request.body = std::move(body_);
+  context_.router.handle(std::move(request),
+                         [self = shared_from_this()](std::function<HttpReply()> make) {
+                           asio::post(self->stream_.get_executor(),
+                                      [self, make = std::move(make)] { self->reply(make()); });
+                         });
+}
+
+void Connection::refuse_and_end(const RequestError& error) {
+  has_unread_body_ = true;
+  reply(context_.router.error_reply(error));
+}
+
+void Connection::reply(HttpReply reply) {
+  const auto& head = parser_->get();
+  response_.emplace(http::int_to_status(reply.status), head.version());
+  response_->set(http::field::content_type, reply.content_type);
+  for (const auto& [name, value] : reply.headers) {
+    response_->set(name, value);
+  }
+  response_->keep_alive(head.keep_alive() && !has_unread_body_ && !context_.is_stopping &&
+                        head.method() != http::verb::head);
+  response_->body() = std::move(reply);
+  response_->prepare_payload();
+  stream_.expires_after(context_.options.write_timeout);
+  http::async_write(stream_, *response_, [self = shared_from_this()](ErrorCode error, std::size_t) {
+    self->on_replied(error);
+  });
+}
+
+void Connection::on_replied(ErrorCode error) {
+  if (error) {
+    return drop(error);
+  }
+  if (context_.logger.is_enabled(LogLevel::kDebug)) {
+    const auto time = std::chrono::steady_clock::now() - begin_;
+    context_.logger.write(
+        LogLevel::kDebug, "request",
+        {{"method", view(parser_->get().method_string())},
+         {"target", view(parser_->get().target())},
+         {"status", response_->result_int()},
+         {"us", std::chrono::duration_cast<std::chrono::microseconds>(time).count()}});
+  }
+  if (has_unread_body_) {
+    linger();
+  } else if (!response_->keep_alive()) {
+    close();
+  } else {
+    next_request();
+  }
+}
+
+// Closing with unread input would reset the connection, and the client could lose the reply.
+void Connection::linger() {
+  ErrorCode ignored;
+  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  stream_.expires_after(kLingerTime);
+  discard_input();
+}
+
+void Connection::discard_input() {
+  buffer_.clear();
+  stream_.async_read_some(buffer_.prepare(kReadAhead),
+                          [self = shared_from_this()](ErrorCode error, std::size_t) {
+                            if (error) {
+                              self->close();
+                            } else {
+                              self->discard_input();
+                            }
+                          });
+}
+
+void Connection::close() {
+  ErrorCode ignored;
+  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
+  stream_.close();
+}
+
+void Connection::drop(ErrorCode error) {
+  const bool is_timeout = error == beast::error::timeout;
+  context_.metrics.count(is_timeout ? ErrorKind::kTimeout : ErrorKind::kDisconnected);
+  context_.logger.write(LogLevel::kDebug, "dropped", {{"error", error.message()}});
+  close();
+}
+
+}  // namespace ikbo::server

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// One client's connection: requests one after another, each read whole, answered, then the next.
+//
+//   idle -> head -> (100 Continue) -> body -> router -> reply -> idle
+//
+// Everything runs on the connection's strand. Each step has its timeout; a step that fails ends the
+// connection, with an error reply first where the client can still be told.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "server/http_message.h"
+#include "server/http_server.h"
+#include "server/reply_body.h"
+
+namespace ikbo::server {
+
+class Connection;
+
+// What the connections of a server share; outlives them all.
+struct ConnectionContext {
+  const HttpOptions& options;
+  Router& router;
+  ServerMetrics& metrics;
+  const Logger& logger;
+  std::function<void(Connection*)> on_end;  // by any thread
+  std::atomic<bool> is_stopping = false;
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(boost::asio::ip::tcp::socket socket, ConnectionContext& context);
+  ~Connection();
+
+  void start();
+  // Ends the connection after the request under way, at once when there is none. Any thread.
+  void stop();
+
+ private:
+  using ErrorCode = boost::system::error_code;
+
+  void next_request();
+  void on_first_bytes(ErrorCode error, std::size_t bytes);
+  void read_head();
+  void on_head(ErrorCode error);
+  void start_body();
+  std::size_t checked_body_size() const;
+  std::size_t checked_json_size(std::size_t body_size) const;
+  void send_continue();
+  void read_body();
+  void on_body(ErrorCode error);
+  void dispatch();
+  // The rest of the request, if any, stays unread: the connection ends after the reply.
+  void refuse_and_end(const RequestError& error);
+  void reply(HttpReply reply);
+  void on_replied(ErrorCode error);
+  void linger();
+  void discard_input();
+  void close();
+  // Counts what ended a request halfway.
+  void drop(ErrorCode error);
+
+  boost::beast::tcp_stream stream_;
+  ConnectionContext& context_;
+  boost::beast::flat_buffer buffer_;  // bytes received beyond what was asked for
+  std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;
+  std::shared_ptr<RequestBody> body_;
+  std::optional<boost::beast::http::response<ReplyBody>> response_;
+  std::chrono::steady_clock::time_point begin_;
+  bool is_idle_ = false;
+  bool has_unread_body_ = false;
+};
+
+}  // namespace ikbo::server

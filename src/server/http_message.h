@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests and replies as the router sees them: HTTP without a transport.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ikbo/runtime/tensor.h"
+#include "server/request_body.h"
+
+namespace ikbo::server {
+
+struct HttpRequest {
+  std::string method;                       // "GET"
+  std::string target;                       // "/v2/models/m/infer"
+  std::shared_ptr<const RequestBody> body;  // never null
+};
+
+// The body is `text`, then the bytes of `blobs` in order.
+struct HttpReply {
+  unsigned status = 200;
+  std::string content_type = "application/json";
+  std::vector<std::pair<std::string, std::string>> headers;
+  std::string text;
+  std::vector<runtime::Tensor> blobs;
+};
+
+// How a reply gets back: called exactly once, by any thread, with the function that builds the
+// reply, so that the receiver chooses the thread that pays for building it.
+using Finish = std::function<void(std::function<HttpReply()>)>;
+
+}  // namespace ikbo::server

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/http_server.h"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/strand.hpp>
+#include <csignal>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "ikbo/error.h"
+#include "server/connection.h"
+
+namespace ikbo::server {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+// The acceptor, the signals and the timers share one strand; connections have their own.
+class HttpServer::Impl {
+ public:
+  Impl(const HttpOptions& options, Router& router, ServerMetrics& metrics, const Logger& logger)
+      : options_(options),
+        router_(router),
+        context_{options_, router, metrics, logger, [this](Connection* ended) { forget(ended); }},
+        io_(options.num_threads),
+        strand_(asio::make_strand(io_)),
+        acceptor_(strand_),
+        signals_(strand_, SIGTERM, SIGINT),
+        timer_(strand_) {
+    listen();
+  }
+
+  std::uint16_t port() const { return acceptor_.local_endpoint().port(); }
+
+  bool run() {
+    signals_.async_wait([this](error_code error, int signal) {
+      if (!error) {
+        stop(signal);
+      }
+    });
+    accept();
+    std::vector<std::thread> threads;
+    for (int i = 1; i < options_.num_threads; ++i) {
+      threads.emplace_back([this] { io_.run(); });
+    }
+    io_.run();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    const std::lock_guard lock(mutex_);
+    return is_drained_;
+  }
+
+ private:
+  void listen() {
+    try {
+      const tcp::endpoint endpoint(asio::ip::make_address(options_.host), options_.port);
+      acceptor_.open(endpoint.protocol());
+      acceptor_.set_option(tcp::acceptor::reuse_address(true));
+      acceptor_.bind(endpoint);
+      acceptor_.listen();
+    } catch (const boost::system::system_error& error) {
+      IKBO_CHECK(false, "--host, --port: must be a free address of this machine; got ",
+                 options_.host, ":", options_.port, ": ", error.code().message());
+    }
+  }
+
+  void accept() {
+    acceptor_.async_accept(asio::make_strand(io_), [this](error_code error, tcp::socket socket) {
+      if (error == asio::error::operation_aborted) {
+        return;
+      }
+      if (error) {
+        return accept_later(error);
+      }
+      welcome(std::move(socket));
+      accept();
+    });
+  }
+
+  // Out of file descriptors, most likely: trying again at once would only spin.
+  void accept_later(error_code error) {
+    context_.logger.write(LogLevel::kWarning, "accept_failed", {{"error", error.message()}});
+    timer_.expires_after(std::chrono::milliseconds(100));
+    timer_.async_wait([this](error_code wait_error) {
+      if (!wait_error) {
+        accept();
+      }
+    });
+  }
+
+  void welcome(tcp::socket socket) {
+    error_code ignored;
+    socket.set_option(tcp::no_delay(true), ignored);
+    if (num_connections() >= options_.max_connections) {
+      return turn_away(socket);
+    }
+    const auto connection = std::make_shared<Connection>(std::move(socket), context_);
+    {
+      const std::lock_guard lock(mutex_);
+      connections_.emplace(connection.get(), connection);
+    }
+    connection->start();
+  }
+
+  std::size_t num_connections() {
+    const std::lock_guard lock(mutex_);
+    return connections_.size();
+  }
+
+  // Never called with the mutex: letting go of a connection may end it, which takes the mutex.
+  std::vector<std::shared_ptr<Connection>> open_connections() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Connection>> open;
+    for (const auto& [key, connection] : connections_) {
+      open.push_back(connection.lock());
+    }
+    return open;
+  }
+
+  // The few bytes fit into the buffer of a new socket: no wait, whatever the client does.
+  void turn_away(tcp::socket& socket) {
+    const HttpReply reply = router_.error_reply(
+        RequestError(ErrorKind::kConnectionLimit, "the server must have room for the connection; " +
+                                                      std::to_string(options_.max_connections) +
+                                                      " are open (--max-connections)"));
+    const std::string text =
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: " + reply.content_type +
+        "\r\nConnection: close\r\nContent-Length: " + std::to_string(reply.text.size()) +
+        "\r\n\r\n" + reply.text;
+    error_code ignored;
+    socket.non_blocking(true, ignored);
+    socket.write_some(asio::buffer(text), ignored);
+  }
+
+  void stop(int signal) {
+    context_.logger.write(
+        LogLevel::kInfo, "stopping",
+        {{"signal", signal}, {"connections", context_.metrics.connections.load()}});
+    router_.set_stopping();
+    context_.is_stopping = true;
+    error_code ignored;
+    acceptor_.close(ignored);
+    timer_.expires_after(options_.drain_timeout);
+    timer_.async_wait([this](error_code error) {
+      if (!error) {
+        io_.stop();
+      }
+    });
+    for (const std::shared_ptr<Connection>& connection : open_connections()) {
+      if (connection != nullptr) {
+        connection->stop();
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    end_if_drained();
+  }
+
+  void forget(Connection* ended) {
+    const std::lock_guard lock(mutex_);
+    connections_.erase(ended);
+    end_if_drained();
+  }
+
+  // With the mutex.
+  void end_if_drained() {
+    if (context_.is_stopping && connections_.empty()) {
+      is_drained_ = true;
+      io_.stop();
+    }
+  }
+
+  const HttpOptions options_;
+  Router& router_;
+  ConnectionContext context_;
+  std::mutex mutex_;
+  // Guarded by mutex_:
+  std::unordered_map<Connection*, std::weak_ptr<Connection>> connections_;
+  bool is_drained_ = false;
+
+  asio::io_context io_;
+  asio::strand<asio::io_context::executor_type> strand_;
+  tcp::acceptor acceptor_;
+  asio::signal_set signals_;
+  asio::steady_timer timer_;
+};
+
+HttpServer::HttpServer(const HttpOptions& options, Router& router, ServerMetrics& metrics,
+                       const Logger& logger)
+    : impl_(std::make_unique<Impl>(options, router, metrics, logger)) {}
+HttpServer::~HttpServer() = default;
+std::uint16_t HttpServer::port() const { return impl_->port(); }
+bool HttpServer::run() { return impl_->run(); }
+
+}  // namespace ikbo::server

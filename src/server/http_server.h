@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// HTTP/1.1 over TCP around a Router. The transport's own headers stay in the .cpp files.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/router.h"
+
+namespace ikbo::server {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";  // an address of this machine
+  std::uint16_t port = 8000;       // 0: any free one
+  int num_threads = 2;
+  std::size_t max_body_bytes = std::size_t{64} << 20;
+  std::size_t max_connections = 512;
+  std::chrono::milliseconds idle_timeout{60'000};   // between two requests of a connection
+  std::chrono::milliseconds read_timeout{10'000};   // for a request's head, and for its body
+  std::chrono::milliseconds write_timeout{10'000};  // for a reply
+  std::chrono::milliseconds drain_timeout{30'000};  // for what is under way when asked to stop
+};
+
+class HttpServer {
+ public:
+  // Listens from here on; throws ikbo::Error when the address cannot be used. Router, metrics and
+  // logger must outlive the server.
+  HttpServer(const HttpOptions& options, Router& router, ServerMetrics& metrics,
+             const Logger& logger);
+  ~HttpServer();
+
+  std::uint16_t port() const;
+
+  // Serves until SIGTERM or SIGINT. Then closes the listening socket and idle connections and
+  // finishes the requests under way. False: some were still under way after drain_timeout, and
+  // their callbacks may still come.
+  bool run();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ikbo::server

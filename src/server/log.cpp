@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/log.h"
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+
+namespace ikbo::server {
+namespace {
+
+constexpr std::array<std::string_view, 4> kLevelNames = {"debug", "info", "warning", "error"};
+
+std::string utc_time() {
+  const auto now = std::chrono::system_clock::now();
+  const std::time_t whole = std::chrono::system_clock::to_time_t(now);
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  std::tm parts{};
+  gmtime_r(&whole, &parts);
+  std::array<char, 32> text{};
+  const std::size_t length = std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%S", &parts);
+  std::snprintf(text.data() + length, text.size() - length, ".%03dZ",
+                static_cast<int>(milliseconds));
+  return text.data();
+}
+
+// Values with other characters than these are quoted.
+bool is_plain(std::string_view value) {
+  for (const char c : value) {
+    if (c <= ' ' || c == '"' || c == '\\' || c == '=' || c == '\x7f') {
+      return false;
+    }
+  }
+  return !value.empty();
+}
+
+void append_value(std::string_view value, std::string& line) {
+  if (is_plain(value)) {
+    line += value;
+    return;
+  }
+  line += '"';
+  for (const char c : value) {
+    if (c == '"' || c == '\\') {
+      line += '\\';
+    }
+    line += c == '\n' || c == '\r' || c == '\0' ? ' ' : c;
+  }
+  line += '"';
+}
+
+}  // namespace
+
+void Logger::write(LogLevel level, std::string_view event,
+                   std::initializer_list<LogField> fields) const {
+  if (!is_enabled(level)) {
+    return;
+  }
+  std::string line = "time=" + utc_time() + " level=";
+  line += kLevelNames[static_cast<std::size_t>(level)];
+  line += " event=";
+  line += event;
+  for (const LogField& field : fields) {
+    line.append(" ").append(field.key).append("=");
+    append_value(field.value, line);
+  }
+  line += '\n';
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+}  // namespace ikbo::server

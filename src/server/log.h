@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// One line per event on stderr: time=... level=... event=... key=value ...
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace ikbo::server {
+
+enum class LogLevel : std::int8_t { kDebug, kInfo, kWarning, kError };
+
+struct LogField {
+  LogField(std::string_view name, std::string_view text) : key(name), value(text) {}
+  LogField(std::string_view name, std::integral auto number)
+      : key(name), value(std::to_string(number)) {}
+
+  std::string_view key;
+  std::string value;
+};
+
+// Thread-safe; a line is written whole.
+class Logger {
+ public:
+  explicit Logger(LogLevel level) : level_(level) {}
+
+  bool is_enabled(LogLevel level) const { return level >= level_; }
+  void write(LogLevel level, std::string_view event,
+             std::initializer_list<LogField> fields = {}) const;
+
+ private:
+  LogLevel level_;
+};
+
+}  // namespace ikbo::server

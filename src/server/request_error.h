@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Why a request was refused or a connection was dropped: one list, which the HTTP status and the
+// metrics follow.
+#pragma once
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace ikbo::server {
+
+enum class ErrorKind : std::int8_t {
+  kBadRequest,           // not HTTP, not the protocol, or tensors that do not fit the model
+  kNotFound,             // no such path, model or version
+  kMethodNotAllowed,     // the path exists, not for this method
+  kLengthRequired,       // a body without Content-Length
+  kBodyTooLarge,         // Content-Length over --max-body-bytes
+  kUnsupportedEncoding,  // a compressed body
+  kQueueFull,            // --max-queue requests of the model are waiting
+  kHeadersTooLarge,      // request line and header fields over the limit
+  kExecutionFailed,      // the model's run failed
+  kOutOfMemory,          // no memory for a request or its answer
+  kConnectionLimit,      // --max-connections are open
+  kTimeout,              // the client was too slow: the connection is closed without an answer
+  kDisconnected,         // the client went away in the middle of a request or of its answer
+};
+inline constexpr int kNumErrorKinds = 13;
+
+struct ErrorKindInfo {
+  std::string_view name;  // label value in /metrics
+  unsigned status;        // HTTP status, 0 when there is nobody left to answer
+};
+
+inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
+  constexpr ErrorKindInfo kInfos[kNumErrorKinds] = {
+      {"bad_request", 400},     {"not_found", 404},         {"method_not_allowed", 405},
+      {"length_required", 411}, {"body_too_large", 413},    {"unsupported_encoding", 415},
+      {"queue_full", 429},      {"headers_too_large", 431}, {"execution_failed", 500},
+      {"out_of_memory", 503},   {"connection_limit", 503},  {"timeout", 0},
+      {"disconnected", 0},
+  };
+  return kInfos[static_cast<int>(kind)];
+}
+
+class RequestError : public std::runtime_error {
+ public:
+  RequestError(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+// Throws a RequestError with the streamed parts: where, what is required, what is there.
+template <typename... Parts>
+[[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw RequestError(kind, text.str());
+}
+
+// The text of an error without the position in our sources that an ikbo::Error ends with.
+inline std::string client_text(const std::exception& error) {
+  const std::string text = error.what();
+  const std::size_t position = text.rfind(" [");
+  return text.ends_with(']') && position != std::string::npos ? text.substr(0, position) : text;
+}
+
+}  // namespace ikbo::server

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/router.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "server/v2_codec.h"
+
+namespace ikbo::server {
+namespace {
+
+int hex_value(char c) {
+  if (c >= '0' && c <= '9') {
+    return c - '0';
+  }
+  const char lower = static_cast<char>(c | 0x20);
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+std::string percent_decode(std::string_view text) {
+  std::string decoded;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      decoded += text[i];
+      continue;
+    }
+    const int high = i + 2 < text.size() ? hex_value(text[i + 1]) : -1;
+    const int low = high >= 0 ? hex_value(text[i + 2]) : -1;
+    if (low < 0) {
+      refuse(ErrorKind::kBadRequest, "path: '%' must be followed by two hexadecimal digits; got ",
+             text);
+    }
+    decoded += static_cast<char>(high * 16 + low);
+    i += 2;
+  }
+  return decoded;
+}
+
+HttpReply json_reply(std::string text) {
+  HttpReply reply;
+  reply.text = std::move(text);
+  return reply;
+}
+
+RequestError out_of_memory() {
+  return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
+}
+
+void finish_now(const Finish& finish, HttpReply reply) {
+  finish([reply = std::move(reply)] { return reply; });
+}
+
+}  // namespace
+
+// The decoded segments of a path, without its query.
+struct Router::Path {
+  explicit Path(std::string_view target) {
+    target = target.substr(0, target.find('?'));
+    while (!target.empty()) {
+      const std::size_t end = target.find('/', 1);
+      const std::string_view segment = target.substr(0, end).substr(target[0] == '/' ? 1 : 0);
+      if (!segment.empty()) {
+        segments.push_back(percent_decode(segment));
+      }
+      target = end == std::string_view::npos ? "" : target.substr(end);
+    }
+  }
+
+  bool is(std::initializer_list<std::string_view> other) const {
+    return std::equal(segments.begin(), segments.end(), other.begin(), other.end());
+  }
+
+  std::string_view allowed_method() const {
+    return !segments.empty() && segments.back() == "infer" ? "POST" : "GET";
+  }
+
+  void require_method(const HttpRequest& request) const {
+    if (request.method != allowed_method()) {
+      refuse(ErrorKind::kMethodNotAllowed, request.target, ": method must be ", allowed_method(),
+             "; got ", request.method);
+    }
+  }
+
+  std::vector<std::string> segments;
+};
+
+void Router::handle(HttpRequest request, Finish finish) {
+  std::string allow;
+  try {
+    const Path path(request.target);
+    allow = path.allowed_method();
+    route(path, request, finish);
+  } catch (const RequestError& error) {
+    HttpReply reply = error_reply(error);
+    if (error.kind() == ErrorKind::kMethodNotAllowed) {
+      reply.headers.emplace_back("Allow", allow);
+    }
+    finish_now(finish, std::move(reply));
+  } catch (const std::bad_alloc&) {
+    finish_now(finish, error_reply(out_of_memory()));
+  }
+}
+
+HttpReply Router::error_reply(const RequestError& error) const {
+  metrics_.count(error.kind());
+  HttpReply reply = json_reply(encode_error(error.what()));
+  reply.status = info_of(error.kind()).status;
+  if (error.kind() == ErrorKind::kQueueFull) {
+    reply.headers.emplace_back("Retry-After", "1");
+  }
+  return reply;
+}
+
+HttpReply Router::ready_reply(std::string text) const {
+  HttpReply reply = json_reply(std::move(text));
+  reply.status = is_stopping_ ? 503 : 200;
+  return reply;
+}
+
+void Router::route(const Path& path, HttpRequest& request, const Finish& finish) {
+  if (path.segments.size() >= 3 && path.segments[0] == "v2" && path.segments[1] == "models") {
+    return route_model(path, request, finish);
+  }
+  HttpReply reply;
+  if (path.is({"v2"})) {
+    reply = json_reply(encode_server_metadata(IKBO_VERSION));
+  } else if (path.is({"v2", "health", "live"})) {
+    reply = json_reply(encode_flag("live", true));
+  } else if (path.is({"v2", "health", "ready"})) {
+    reply = ready_reply(encode_flag("ready", !is_stopping_));
+  } else if (path.is({"metrics"})) {
+    reply = json_reply(write_metrics(metrics_, models_.metrics()));
+    reply.content_type = "text/plain; version=0.0.4";
+  } else {
+    refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
+  }
+  path.require_method(request);
+  finish_now(finish, std::move(reply));
+}
+
+void Router::route_model(const Path& path, HttpRequest& request, const Finish& finish) {
+  const std::vector<std::string>& segments = path.segments;
+  const bool has_version = segments.size() >= 5 && segments[3] == "versions";
+  const std::size_t action_at = has_version ? 5 : 3;
+  const std::string action = segments.size() > action_at ? segments[action_at] : "";
+  if (segments.size() > action_at + 1 ||
+      !(action.empty() || action == "ready" || action == "infer")) {
+    refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
+  }
+  ServedModel& model = models_.find(segments[2], has_version ? segments[4] : "");
+  path.require_method(request);
+  if (action == "infer") {
+    infer(model, request, finish);
+  } else if (action == "ready") {
+    finish_now(finish, ready_reply(encode_model_ready(model.manifest(), !is_stopping_)));
+  } else {
+    finish_now(finish, json_reply(encode_model_metadata(
+                           model.manifest(), models_.versions(model.manifest().model_name))));
+  }
+}
+
+void Router::infer(ServedModel& model, HttpRequest& request, const Finish& finish) {
+  try {
+    auto call =
+        std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(request.body)));
+    runtime::Request inputs = std::move(call->request);
+    model.batcher.submit(std::move(inputs), [this, &model, call, finish](Batcher::Outcome outcome) {
+      finish([this, &model, call, outcome = std::move(outcome)] {
+        return infer_reply(model, *call, outcome);
+      });
+    });
+  } catch (const RequestError& error) {
+    model.metrics.requests.count(info_of(error.kind()).status);
+    throw;
+  }
+}
+
+HttpReply Router::infer_reply(ServedModel& model, const InferCall& call,
+                              const Batcher::Outcome& outcome) const {
+  HttpReply reply;
+  try {
+    if (const auto* error = std::get_if<RequestError>(&outcome)) {
+      throw *error;
+    }
+    InferAnswer answer = encode_infer(model.manifest(), call, std::get<runtime::Response>(outcome));
+    if (answer.has_binary) {
+      reply.content_type = "application/octet-stream";
+      reply.headers.emplace_back("Inference-Header-Content-Length",
+                                 std::to_string(answer.json.size()));
+    }
+    reply.text = std::move(answer.json);
+    reply.blobs = std::move(answer.blobs);
+  } catch (const RequestError& error) {
+    reply = error_reply(error);
+  } catch (const std::bad_alloc&) {
+    reply = error_reply(out_of_memory());
+  }
+  model.metrics.requests.count(reply.status);
+  return reply;
+}
+
+}  // namespace ikbo::server

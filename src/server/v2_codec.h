@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Open Inference Protocol v2 (REST) with the binary tensor extension, as pure functions over
+// memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ikbo/runtime/batch.h"
+#include "ikbo/runtime/manifest.h"
+#include "server/request_body.h"
+
+namespace ikbo::server {
+
+// "FP32" for DType::kFloat32 and so on.
+std::string_view wire_name(DType dtype);
+std::optional<DType> dtype_of_wire_name(std::string_view name);
+
+// An output that the client wants, and how.
+struct WantedOutput {
+  std::size_t index = 0;  // into Manifest::outputs
+  bool is_binary = false;
+};
+
+// A decoded infer request. `request.owner` keeps the body alive; binary tensors are views of it
+// wherever their alignment permits.
+struct InferCall {
+  std::string id;
+  std::vector<WantedOutput> outputs;
+  runtime::Request request;
+};
+
+// Throws RequestError(kBadRequest) that names model, tensor, requirement and value. What it returns
+// has passed runtime::check_request.
+InferCall decode_infer(const runtime::Manifest& manifest, std::shared_ptr<const RequestBody> body);
+
+// The body of an answer: `json`, then the bytes of `blobs` in order.
+struct InferAnswer {
+  std::string json;
+  std::vector<runtime::Tensor> blobs;
+  bool has_binary = false;  // at least one output is binary (its blob may be empty)
+};
+
+// Throws RequestError(kBadRequest) for an output whose values JSON cannot carry.
+InferAnswer encode_infer(const runtime::Manifest& manifest, const InferCall& call,
+                         const runtime::Response& response);
+
+std::string encode_server_metadata(std::string_view version);
+// `versions` are those of all served packages with this model's name.
+std::string encode_model_metadata(const runtime::Manifest& manifest,
+                                  const std::vector<std::string>& versions);
+std::string encode_model_ready(const runtime::Manifest& manifest, bool ready);
+std::string encode_flag(std::string_view name, bool value);  // {"live":true}
+std::string encode_error(std::string_view text);
+
+}  // namespace ikbo::server

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <simdjson.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "server/input_reader.h"
+#include "server/json_tensor.h"
+#include "server/request_error.h"
+#include "server/v2_codec.h"
+#include "server/v2_json.h"
+
+namespace ikbo::server {
+namespace {
+
+using runtime::Manifest;
+using simdjson::dom::array;
+using simdjson::dom::element;
+using simdjson::dom::object;
+
+static_assert(RequestBody::kPadding >= simdjson::SIMDJSON_PADDING);
+
+// The elements point into `parser`.
+object parse_object(const Manifest& manifest, std::string_view json,
+                    simdjson::dom::parser& parser) {
+  element root;
+  const auto error = parser.parse(json.data(), json.size(), false).get(root);
+  if (error != simdjson::SUCCESS) {
+    bad_request(manifest, "the request's JSON (", json.size(),
+                " bytes) must be well formed: ", simdjson::error_message(error));
+  }
+  object fields;
+  if (root.get(fields) != simdjson::SUCCESS) {
+    bad_request(manifest, "the request must be a JSON object; got ", show(root));
+  }
+  return fields;
+}
+
+std::string read_id(const Manifest& manifest, object root) {
+  element id;
+  std::string_view text;
+  if (root["id"].get(id) == simdjson::SUCCESS && id.get(text) != simdjson::SUCCESS) {
+    bad_request(manifest, "'id' must be a string; got ", show(id));
+  }
+  return std::string(text);
+}
+
+// The array `name` of `root`; false when there is none.
+bool find_array(const Manifest& manifest, object root, const char* name, array& items) {
+  element value;
+  if (root[name].get(value) != simdjson::SUCCESS) {
+    return false;
+  }
+  if (value.get(items) != simdjson::SUCCESS) {
+    bad_request(manifest, "'", name, "' must be an array; got ", show(value));
+  }
+  return true;
+}
+
+bool read_flag(const Manifest& manifest, object fields, const char* name, bool otherwise) {
+  element value;
+  bool flag = otherwise;
+  if (fields["parameters"][name].get(value) == simdjson::SUCCESS &&
+      value.get(flag) != simdjson::SUCCESS) {
+    bad_request(manifest, "parameter '", name, "' must be true or false; got ", show(value));
+  }
+  return flag;
+}
+
+void add_output(const Manifest& manifest, std::size_t index, bool is_binary,
+                std::vector<WantedOutput>& wanted) {
+  const runtime::TensorSpec& spec = manifest.outputs[index];
+  for (const WantedOutput& earlier : wanted) {
+    if (earlier.index == index) {
+      bad_request(manifest, "output ", spec.name, " must be asked for once; got it twice");
+    }
+  }
+  if (!is_binary && !has_json_form(spec.dtype)) {
+    bad_request(manifest, "output ", spec.name, " has datatype ", wire_name(spec.dtype),
+                ", which is sent as binary data only; ask for it with \"binary_data\": true");
+  }
+  wanted.push_back({index, is_binary});
+}
+
+std::vector<WantedOutput> read_outputs(const Manifest& manifest, object root) {
+  std::vector<WantedOutput> wanted;
+  const bool are_binary = read_flag(manifest, root, "binary_data_output", false);
+  array outputs;
+  if (find_array(manifest, root, "outputs", outputs)) {
+    for (const element value : outputs) {
+      const NamedTensor output = read_named_tensor(manifest, value, "output", manifest.outputs);
+      add_output(manifest, output.index,
+                 read_flag(manifest, output.fields, "binary_data", are_binary), wanted);
+    }
+  }
+  if (wanted.empty()) {
+    for (std::size_t i = 0; i < manifest.outputs.size(); ++i) {
+      add_output(manifest, i, are_binary, wanted);
+    }
+  }
+  return wanted;
+}
+
+}  // namespace
+
+InferCall decode_infer(const Manifest& manifest, std::shared_ptr<const RequestBody> body) {
+  simdjson::dom::parser parser;
+  const object root = parse_object(manifest, body->json(), parser);
+  InferCall call;
+  call.id = read_id(manifest, root);
+  call.outputs = read_outputs(manifest, root);
+  array inputs;
+  if (!find_array(manifest, root, "inputs", inputs)) {
+    bad_request(manifest, "the request must have an array 'inputs'; there is none");
+  }
+  InputReader reader(manifest, std::move(body));
+  for (const element input : inputs) {
+    reader.read(input);
+  }
+  call.request = reader.finish();
+  try {
+    runtime::check_request(manifest, call.request);
+  } catch (const Error& error) {
+    throw RequestError(ErrorKind::kBadRequest, client_text(error));
+  }
+  return call;
+}
+
+}  // namespace ikbo::server

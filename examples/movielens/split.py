@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The net as teams split it by hand today: user encoder once a user, its outputs replicated.
 
-`key` and `value` of the target attention are projected before the replication: nothing that a careful
-engineer moves to the user's side is left on the candidates' side.
+`key` and `value` of the target attention are projected before the replication: nothing that a
+careful engineer moves to the user's side is left on the candidates' side.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from examples.movielens.data import MovieLens, Request
 from examples.movielens.model import LIKED, Ranker
 from examples.movielens.split import SplitRanker
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 SEED = 20
 REQUESTS_PER_STEP = 32
@@ -69,10 +69,8 @@ def train(data: MovieLens, history: bool = True) -> Ranker:
         chosen = order[step * REQUESTS_PER_STEP : (step + 1) * REQUESTS_PER_STEP]
         batch = make_batch(data, [requests[i] for i in chosen], NUM_NEGATIVES, rng, history)
         watch, like = grouped(**batch.inputs)
-        loss = functional.binary_cross_entropy_with_logits(watch, batch.watched)
-        loss = loss + functional.binary_cross_entropy_with_logits(
-            like, batch.liked, weight=batch.watched
-        )
+        loss = cross_entropy(watch, batch.watched)
+        loss = loss + cross_entropy(like, batch.liked, weight=batch.watched)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

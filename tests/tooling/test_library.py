@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator library and the installed runtime work where there is no Python."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ikbo._load import ops_library_path
+
+REPO = Path(__file__).resolve().parents[2]
+BUILD = REPO / "build" / "cpu"
+
+
+def run(*command: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False, env=env
+    )
+
+
+def succeed(*command: object) -> str:
+    done = run(*command)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of the consumer project against an installed ikbo."""
+    folder = tmp_path_factory.mktemp("consumer")
+    succeed("cmake", "--install", BUILD, "--prefix", folder / "prefix")
+    succeed(
+        "cmake",
+        "-G",
+        "Ninja",
+        "-S",
+        REPO / "tests" / "tooling" / "consumer",
+        "-B",
+        folder / "build",
+        f"-DCMAKE_PREFIX_PATH={folder / 'prefix'}",
+    )
+    succeed("cmake", "--build", folder / "build")
+    return folder
+
+
+def test_library_has_no_undefined_python_symbol() -> None:
+    undefined = succeed("nm", "-D", "--undefined-only", ops_library_path()).split()
+    assert "aoti_torch_cpu_addmm_out" in undefined or "torch_call_dispatcher" in undefined, (
+        "the list holds PyTorch's C shims, else it is not the list this test wants"
+    )
+    assert [name for name in undefined if name.startswith(("Py", "_Py"))] == []
+
+
+def test_library_needs_no_python_library() -> None:
+    needed = succeed("readelf", "-d", ops_library_path())
+    assert "libtorch_cpu.so" in needed
+    assert "python" not in needed
+
+
+def test_library_loads_in_a_process_without_python(consumer: Path) -> None:
+    assert succeed(consumer / "build" / "load_operators", ops_library_path()) == "loaded\n"
+
+
+def test_installed_library_is_where_the_package_config_says(consumer: Path) -> None:
+    library = (consumer / "build" / "ops_library.txt").read_text()
+    assert Path(library).is_relative_to(consumer / "prefix")
+
+
+def test_consumer_opens_packages_through_the_installed_runtime(consumer: Path) -> None:
+    done = run(consumer / "build" / "open_package", consumer / "absent.pt2")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("ikbo::Error: ")
+    assert "absent.pt2" in done.stdout
+
+
+@pytest.mark.parametrize("program", ["ikbo-server", "ikbo-replay"])
+def test_installed_programs_start_from_anywhere(consumer: Path, program: str) -> None:
+    done = run(consumer / "prefix" / "bin" / program, "--help", env={})
+    assert done.returncode == 0, done.stderr
+    assert "--ops-library" in done.stdout
+
+
+def test_public_headers_of_the_runtime_include_no_torch(consumer: Path) -> None:
+    headers = sorted((consumer / "prefix" / "include" / "ikbo" / "runtime").glob("*.h"))
+    assert [header.name for header in headers if header.name == "model.h"]
+    for header in headers:
+        assert "torch" not in "".join(
+            line for line in header.read_text().splitlines() if line.startswith("#include")
+        )

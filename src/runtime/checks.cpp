@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "ikbo/error.h"
@@ -48,27 +49,57 @@ T load(const void* data, std::size_t position) {
   return value;
 }
 
-// Throws unless every element is in [0, limit). One pass that vectorises; the position is looked up
-// only when a value is out of range.
+// Throws unless every element is in `range`. One pass that vectorises; the position is looked up
+// only when there is a value to report.
 template <typename T>
-void check_values(const Manifest& manifest, const TensorSpec& spec, const TensorView& tensor,
-                  std::int64_t limit, const char* meaning) {
+void check_elements(const Manifest& manifest, const TensorSpec& spec, const TensorView& tensor,
+                    const ValueRange& range) {
   const std::size_t count = tensor.bytes / sizeof(T);
-  T low = std::numeric_limits<T>::max();
-  T high = std::numeric_limits<T>::min();
+  T min = std::numeric_limits<T>::max();
+  T max = std::numeric_limits<T>::min();
   for (std::size_t i = 0; i < count; ++i) {
     const T value = load<T>(tensor.data, i);
-    low = std::min(low, value);
-    high = std::max(high, value);
+    min = std::min(min, value);
+    max = std::max(max, value);
   }
-  if (count == 0 || (low >= 0 && high < limit)) {
+  if (count == 0 || (min >= range.min && max <= range.max)) {
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t value = load<T>(tensor.data, i);
-    IKBO_CHECK(value >= 0 && value < limit, "model ", manifest.model_name, ": input ", spec.name,
-               " must hold ", meaning, " in [0, ", limit, "); got ", value, " at position ", i);
+    IKBO_CHECK(value >= range.min && value <= range.max, "model ", manifest.model_name, ": input ",
+               spec.name, " must have values in [", range.min, ", ", range.max, "]; got ", value,
+               " at position ", i);
   }
+}
+
+void check_values(const Manifest& manifest, const TensorSpec& spec, const TensorView& tensor,
+                  const ValueRange& range) {
+  switch (spec.dtype) {
+    case DType::kBool:
+    case DType::kUInt8:
+      return check_elements<std::uint8_t>(manifest, spec, tensor, range);
+    case DType::kInt8:
+      return check_elements<std::int8_t>(manifest, spec, tensor, range);
+    case DType::kInt16:
+      return check_elements<std::int16_t>(manifest, spec, tensor, range);
+    case DType::kInt32:
+      return check_elements<std::int32_t>(manifest, spec, tensor, range);
+    case DType::kInt64:
+      return check_elements<std::int64_t>(manifest, spec, tensor, range);
+    default:
+      IKBO_UNREACHABLE("a value range of a floating-point tensor");
+  }
+}
+
+std::optional<ValueRange> range_of(const TensorSpec& spec, std::int64_t num_users) {
+  if (spec.role == Role::kIndex) {
+    return ValueRange{0, num_users - 1};
+  }
+  if (spec.dtype == DType::kBool) {
+    return ValueRange{0, 1};
+  }
+  return spec.values;
 }
 
 }  // namespace
@@ -95,10 +126,8 @@ void check_inputs(const Manifest& manifest, std::int64_t num_users, std::int64_t
       continue;
     }
     check_layout(manifest, spec, tensors[i], num_rows(spec.role, num_users, num_candidates));
-    if (spec.role == Role::kIndex) {
-      check_values<std::int32_t>(manifest, spec, tensors[i], num_users, "row numbers of users");
-    } else if (spec.dtype == DType::kBool) {
-      check_values<std::uint8_t>(manifest, spec, tensors[i], 2, "bytes");
+    if (const std::optional<ValueRange> range = range_of(spec, num_users)) {
+      check_values(manifest, spec, tensors[i], *range);
     }
   }
 }

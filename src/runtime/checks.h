@@ -19,8 +19,9 @@ enum class AbsentIndex : std::int8_t {
 };
 
 // Throws ikbo::Error naming the model, the input, the requirement and the value: sizes within the
-// package's range, then for each tensor dtype, rank, extents and byte count, then index values in
-// [0, num_users) and bool bytes in {0, 1}. Data may have any alignment.
+// package's range, then for each tensor dtype, rank, extents and byte count, then its values: row
+// numbers of users in the index, 0 and 1 in bool tensors, the manifest's range where it gives one.
+// Data may have any alignment.
 void check_inputs(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
                   const std::vector<TensorView>& tensors, AbsentIndex absent_index);
 

@@ -20,6 +20,11 @@ constexpr std::array kDTypes = {DType::kBool,    DType::kUInt8,  DType::kInt8,  
                                 DType::kInt32,   DType::kInt64,  DType::kFloat16, DType::kBFloat16,
                                 DType::kFloat32, DType::kFloat64};
 
+bool is_integer(DType dtype) {
+  return dtype == DType::kUInt8 || dtype == DType::kInt8 || dtype == DType::kInt16 ||
+         dtype == DType::kInt32 || dtype == DType::kInt64;
+}
+
 DType parse_dtype(const JsonField& field) {
   const std::string name = field.text();
   std::string names;
@@ -57,6 +62,17 @@ Shape parse_shape(const JsonField& field, DType dtype, std::int64_t max_rows) {
   return shape;
 }
 
+std::optional<ValueRange> parse_values(const JsonField& tensor, const TensorSpec& spec) {
+  const std::optional<JsonField> field = tensor.find("values");
+  if (!field.has_value()) {
+    return std::nullopt;
+  }
+  field->require(is_integer(spec.dtype) && spec.role != Role::kIndex,
+                 "absent: the tensor is an index or has no integer dtype");
+  const std::int64_t min = field->at("min").integer(-kMaxExtent, kMaxExtent);
+  return ValueRange{min, field->at("max").integer(min, kMaxExtent)};
+}
+
 TensorSpec parse_tensor(const JsonField& field, const Manifest& manifest) {
   TensorSpec spec;
   spec.name = field.at("name").text();
@@ -70,6 +86,7 @@ TensorSpec parse_tensor(const JsonField& field, const Manifest& manifest) {
     field.at("dtype").require(spec.dtype == DType::kInt32, "int32, since the role is index");
     field.at("shape").require(spec.shape.size() == 1, "[-1], since the role is index");
   }
+  spec.values = parse_values(field, spec);
   return spec;
 }
 

@@ -81,6 +81,8 @@ std::vector<Tensor> run_without_candidates(const Manifest& manifest, Executor& e
   if (has_user_output(manifest)) {
     std::vector<Tensor> copies;
     const RunInputs padded = aligned(with_zero_candidate(manifest, inputs, copies), copies);
+    check_inputs(manifest, padded.num_users, padded.num_candidates, padded.tensors,
+                 AbsentIndex::kRefused);
     outputs = executor.run(padded);
     check_outputs(manifest, padded, outputs);
   }

@@ -38,7 +38,8 @@ std::string manifest_json() {
     "torch_version": "2.11.0+cpu",
     "device": "cpu",
     "inputs": [
-      {"name": "age", "dtype": "int64", "shape": [-1, 1], "role": "user"},
+      {"name": "age", "dtype": "int64", "shape": [-1, 1], "role": "user",
+       "values": {"min": 0, "max": 120}},
       {"name": "history", "dtype": "float32", "shape": [-1, 3], "role": "user"},
       {"name": "is_new", "dtype": "bool", "shape": [-1], "role": "candidate"},
       {"name": "item", "dtype": "float32", "shape": [-1, 2], "role": "candidate"},

@@ -17,8 +17,8 @@
 
 namespace ikbo::runtime::testing {
 
-// Inputs age [U, 1] int64, history [U, 3] float32, is_new [B] bool, item [B, 2] float32 and
-// cand_to_user; outputs score [B, 2] float32 and profile [U, 2] float64. At most 4 users and 16
+// Inputs age [U, 1] int64 in [0, 120], history [U, 3] float32, is_new [B] bool, item [B, 2] float32
+// and cand_to_user; outputs score [B, 2] float32 and profile [U, 2] float64. At most 4 users and 16
 // candidates, no operators, no replay cases.
 std::string manifest_json();
 Manifest manifest();

@@ -114,11 +114,18 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"absent_tensor", [](Request& r) { r.tensors[kAge] = TensorView{}; },
             "input age must be given; got none"},
         Bad{"index_too_large", [](Request& r) { set<std::int32_t>(r, kIndex, 3, 2); },
-            "input cand_to_user must hold row numbers of users in [0, 2); got 2 at position 3"},
+            "input cand_to_user must have values in [0, 1]; got 2 at position 3"},
         Bad{"index_negative", [](Request& r) { set<std::int32_t>(r, kIndex, 4, -1); },
-            "input cand_to_user must hold row numbers of users in [0, 2); got -1 at position 4"},
+            "input cand_to_user must have values in [0, 1]; got -1 at position 4"},
+        Bad{"value_too_large", [](Request& r) { set<std::int64_t>(r, kAge, 1, 121); },
+            "input age must have values in [0, 120]; got 121 at position 1"},
+        Bad{"value_too_small",
+            [](Request& r) {
+              set<std::int64_t>(r, kAge, 0, std::numeric_limits<std::int64_t>::min());
+            },
+            "input age must have values in [0, 120]; got -9223372036854775808 at position 0"},
         Bad{"bool_two", [](Request& r) { set<std::uint8_t>(r, kIsNew, 1, 2); },
-            "input is_new must hold bytes in [0, 2); got 2 at position 1"}));
+            "input is_new must have values in [0, 1]; got 2 at position 1"}));
 
 TEST(Batch, PassesASingleRequestThrough) {
   const Request request = make_request(2, 5, 1);

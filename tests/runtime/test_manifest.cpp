@@ -26,6 +26,10 @@ TEST(Manifest, HoldsEveryField) {
   EXPECT_EQ(parsed.inputs[kHistory].shape, (Shape{-1, 3}));
   EXPECT_EQ(parsed.inputs[kHistory].role, Role::kUser);
   EXPECT_EQ(parsed.inputs[kHistory].row_bytes(), 12U);
+  EXPECT_FALSE(parsed.inputs[kHistory].values.has_value());
+  ASSERT_TRUE(parsed.inputs[kAge].values.has_value());
+  EXPECT_EQ(parsed.inputs[kAge].values->min, 0);
+  EXPECT_EQ(parsed.inputs[kAge].values->max, 120);
   EXPECT_EQ(parsed.inputs[kIndex].role, Role::kIndex);
   ASSERT_EQ(parsed.outputs.size(), 2U);
   EXPECT_EQ(parsed.outputs[kProfile].role, Role::kUser);
@@ -151,6 +155,12 @@ INSTANTIATE_TEST_SUITE_P(
                "[-1,4294967296,4294967296]"},
         Broken{"shape_overflows_by_rows", R"("shape": [-1, 3])",
                R"("shape": [-1, 1152921504606846976])", "inputs[1].shape must be small enough"},
+        Broken{"values_reversed", R"("max": 120)", R"("max": -1)",
+               "inputs[0].values.max must be an integer in [0, 9223372036854775807]; got -1"},
+        Broken{"values_one_sided", R"("min": 0, )", "", "inputs[0].values.min is missing"},
+        Broken{"values_of_floats", R"("dtype": "int64")", R"("dtype": "float64")",
+               "inputs[0].values must be absent: the tensor is an index or has no integer dtype; "
+               "got {\"min\":0,\"max\":120}"},
         Broken{"index_int64", R"("dtype": "int32")", R"("dtype": "int64")",
                "inputs[4].dtype must be int32, since the role is index; got \"int64\""},
         Broken{"index_2d", R"("dtype": "int32", "shape": [-1])",

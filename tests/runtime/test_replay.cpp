@@ -82,8 +82,7 @@ TEST(Replay, FailsWhereTheRunRefusesItsInputs) {
   shift<std::int32_t>(broken["m/extra/ikbo/replay/index"], 0, 7);
   const ReplayResult result = replay_entries(broken);
   ASSERT_EQ(result.failures.size(), 1U);
-  expect_contains(result.failures[0],
-                  "input cand_to_user must hold row numbers of users in [0, 2)");
+  expect_contains(result.failures[0], "input cand_to_user must have values in [0, 1]");
 }
 
 TEST(Replay, FailsWhereANamedKernelDidNotRun) {

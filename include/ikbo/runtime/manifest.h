@@ -3,7 +3,10 @@
 // that `ikbo.package` writes into the .pt2 archive.
 #pragma once
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,11 +22,19 @@ enum class Role : std::int8_t {
   kIndex,      // cand_to_user, int32 [B]
 };
 
+// The values that elements of an integer tensor may have, both ends included.
+struct ValueRange {
+  std::int64_t min = 0;
+  std::int64_t max = 0;
+};
+
 struct TensorSpec {
   std::string name;
   DType dtype = DType::kFloat32;
   Shape shape;  // shape[0] == -1 (the batch), every other extent is fixed
   Role role = Role::kCandidate;
+  // Of integer inputs that compiled code uses as row numbers of a table, which it does unchecked.
+  std::optional<ValueRange> values;
 
   // Bytes of one row. parse_manifest has checked that the largest batch of such rows is countable.
   std::size_t row_bytes() const;

@@ -59,7 +59,7 @@ bench: setup  ## measure the operators and the training on this machine, into be
 check-results: env  ## list the files of bench/results/ that are older than the code they measure
 	$(PY) tools/check_results.py
 
-plots: env  ## draw bench/results/ into docs/img/
+plots: env  ## draw bench/results/ into build/plots/
 	$(PY) tools/plots.py
 
 nightly: setup  ## what takes too long for `make test`

@@ -7,11 +7,11 @@ MAKEFLAGS += --no-print-directory
 
 VENV := .venv/bin
 PY := $(VENV)/python
-FUZZ_SECONDS ?= 30
+FUZZ_SECONDS ?= 40
 export PYTHONUNBUFFERED := 1
 
 .PHONY: help demo test setup env build lint format bench check-results plots nightly test-torch \
-        test-cpp test-python fuzz sanitize wheel
+        test-cpp test-sanitize test-python fuzz wheel
 .NOTPARALLEL:
 
 help:  ## list the targets
@@ -28,19 +28,23 @@ build: setup  ## the same
 demo: setup  ## a model trained on MovieLens, transformed, served by C++, compared
 	$(PY) -m examples.movielens
 
-test: setup test-cpp sanitize fuzz test-python  ## all tests: C++, sanitizers, fuzzing, Python
+test: setup test-cpp test-sanitize test-python  ## all tests: C++, sanitizers, fuzzing, Python
 
 test-cpp: setup  ## C++ tests
 	@printf '\n== C++ tests\n'
-	ctest --test-dir build/cpu --output-on-failure --no-tests=error
+	ctest --test-dir build/cpu -j 2 --output-on-failure --no-tests=error
 
-sanitize: env  ## C++ tests of the runtime and the server under ASan and UBSan
+test-sanitize: env  ## runtime and server under ASan and UBSan, and the fuzz targets
 	@tools/setup.sh sanitize
-	@printf '\n== C++ tests under ASan and UBSan\n'
-	ctest --test-dir build/sanitize --output-on-failure --no-tests=error
+	@printf '\n== C++ tests under ASan and UBSan, fuzz targets for FUZZ_SECONDS=$(FUZZ_SECONDS)\n'
+	cmake -DIKBO_FUZZ_SECONDS=$(FUZZ_SECONDS) build/sanitize >/dev/null
+	ctest --test-dir build/sanitize -j 2 --output-on-failure --no-tests=error
 
-fuzz: sanitize  ## fuzz the request parser and the package opener, FUZZ_SECONDS each
-	@tools/fuzz.sh $(FUZZ_SECONDS)
+fuzz: FUZZ_SECONDS := 600
+fuzz: env  ## the fuzz targets, ten minutes each; FUZZ_SECONDS=N for another time
+	@tools/setup.sh sanitize
+	cmake -DIKBO_FUZZ_SECONDS=$(FUZZ_SECONDS) build/sanitize >/dev/null
+	ctest --test-dir build/sanitize -j 2 -L fuzz --output-on-failure --no-tests=error
 
 test-python: setup  ## Python tests
 	@printf '\n== Python tests\n'

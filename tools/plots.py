@@ -46,7 +46,8 @@ def draw(results: Path, folder: Path) -> list[Path]:
 
 def draw_chart(rows: list[dict[str, Any]], unit: str, title: str, target: Path) -> None:
     names = list(dict.fromkeys(name for row in rows for name in bars_of(row)))
-    colours = dict(zip(names, pyplot.colormaps["tab20"].colors, strict=False))
+    tab20 = pyplot.get_cmap("tab20")
+    colours = {name: tab20(k % tab20.N) for k, name in enumerate(names)}
     figure, axes = pyplot.subplots(figsize=(11, 1.5 + 0.17 * sum(len(bars_of(r)) for r in rows)))
     labelled: set[str] = set()
     for number, row in enumerate(rows):

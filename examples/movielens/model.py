@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from examples.movielens.data import MAX_HISTORY, VOCABULARY
 from torch import Tensor, nn
 from torch.nn import functional
+
+from examples.movielens.data import MAX_HISTORY, VOCABULARY
 
 WIDTH = 64  # of an id embedding, a field, an encoded event
 SMALL = 16  # of any other embedding
@@ -177,7 +178,7 @@ class Ranker(nn.Module):
         item_genres: Tensor,
         item_popularity: Tensor,
         item_score: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> dict[str, Tensor]:
         """Scores B candidates; all inputs are int64.
 
         Args:
@@ -189,7 +190,7 @@ class Ranker(nn.Module):
             item_genres: `[B, 6]`, its genres, padded with 0.
 
         Returns:
-            The logits `watch [B]` and `like [B]`.
+            `watch [B]` and `like [B]`, logits.
         """
         tokens = (age, gender, occupation, zip_prefix, hour, weekday, idle_gap)
         history = (history_item, history_rating, history_gap, history_length)
@@ -204,7 +205,7 @@ class Ranker(nn.Module):
         item_genres: Tensor,
         item_popularity: Tensor,
         item_score: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> dict[str, Tensor]:
         """Everything that reads a candidate."""
         item = self.item(item_id)
         film = torch.cat(
@@ -226,4 +227,4 @@ class Ranker(nn.Module):
         x0 = torch.cat([user.dense, mixed], dim=1)
         crossed = self.cross2(x0, self.cross1(x0, x0))
         last = torch.cat([crossed, self.mlp(x0)], dim=1)
-        return self.watch(last)[:, 0], self.like(last)[:, 0]
+        return {"watch": self.watch(last)[:, 0], "like": self.like(last)[:, 0]}

@@ -7,8 +7,9 @@ careful engineer moves to the user's side is left on the candidates' side.
 
 from __future__ import annotations
 
-from examples.movielens.model import Ranker, UserSide
 from torch import Tensor, nn
+
+from examples.movielens.model import Ranker, UserSide
 
 
 class SplitRanker(nn.Module):
@@ -38,7 +39,7 @@ class SplitRanker(nn.Module):
         item_popularity: Tensor,
         item_score: Tensor,
         cand_to_user: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> dict[str, Tensor]:
         tokens = (age, gender, occupation, zip_prefix, hour, weekday, idle_gap)
         history = (history_item, history_rating, history_gap, history_length)
         user = self.ranker.user(user_id, tokens, *history)

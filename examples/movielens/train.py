@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
 from examples.movielens.data import MovieLens, Request
 from examples.movielens.model import LIKED, Ranker
 from examples.movielens.split import SplitRanker
-from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 SEED = 20
 REQUESTS_PER_STEP = 32
@@ -68,9 +69,9 @@ def train(data: MovieLens, history: bool = True) -> Ranker:
     for step in range(steps):
         chosen = order[step * REQUESTS_PER_STEP : (step + 1) * REQUESTS_PER_STEP]
         batch = make_batch(data, [requests[i] for i in chosen], NUM_NEGATIVES, rng, history)
-        watch, like = grouped(**batch.inputs)
-        loss = cross_entropy(watch, batch.watched)
-        loss = loss + cross_entropy(like, batch.liked, weight=batch.watched)
+        logits = grouped(**batch.inputs)
+        loss = cross_entropy(logits["watch"], batch.watched)
+        loss = loss + cross_entropy(logits["like"], batch.liked, weight=batch.watched)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -102,7 +103,7 @@ def evaluate(net: Ranker, data: MovieLens, history: bool = True) -> dict[str, fl
     for start in range(0, len(requests), REQUESTS_PER_STEP):
         chosen = requests[start : start + REQUESTS_PER_STEP]
         batch = make_batch(data, chosen, NUM_RANKED, rng, history)
-        watch = grouped(**batch.inputs)[0].numpy()
+        watch = grouped(**batch.inputs)["watch"].numpy()
         popularity = data.popularity[batch.inputs["item_id"].numpy()]
         positive = batch.watched.numpy() > 0
         for row in range(len(chosen)):

@@ -12,7 +12,7 @@ TEST(Manifest, HoldsEveryField) {
       R"("replay": [])",
       R"("replay": [{"id": "small", "num_users": 2, "num_candidates": 3,
           "inputs": ["a", "b", "c", "d", "e"], "outputs": ["f", "g"], "atol": 1e-5, "rtol": 0,
-          "kernels": [{"op": "ikbo::linear", "kernel": "gemm"}]}])");
+          "kernels": [{"op": "linear", "kernel": "gemm"}]}])");
   const Manifest parsed = parse_manifest(json, "manifest");
   EXPECT_EQ(parsed.model_name, "ranker");
   EXPECT_EQ(parsed.model_version, "3");

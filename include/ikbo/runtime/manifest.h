@@ -48,7 +48,7 @@ struct OpSchema {
 
 // A kernel launch that a replay case must make.
 struct KernelRun {
-  std::string op;      // "ikbo::target_attention"
+  std::string op;      // without its namespace: "target_attention"
   std::string kernel;  // as the operator's kernel choice prints itself
 
   friend auto operator<=>(const KernelRun&, const KernelRun&) = default;

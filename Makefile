@@ -10,7 +10,7 @@ PY := $(VENV)/python
 FUZZ_SECONDS ?= 40
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test setup env build lint format bench check-results plots nightly test-torch \
+.PHONY: help demo test setup env build lint format bench check-results plots nightly test-torch test-gpu \
         test-cpp test-sanitize test-python fuzz wheel
 .NOTPARALLEL:
 
@@ -49,6 +49,9 @@ fuzz: env  ## the fuzz targets, ten minutes each; FUZZ_SECONDS=N for another tim
 test-python: setup  ## Python tests
 	@printf '\n== Python tests\n'
 	$(PY) -m pytest -q
+
+test-gpu: setup  ## tests of the CUDA kernels, on a machine with an H100 or H200 and nvcc
+	for test in build/sm90/bin/*_test; do $$test; done
 
 lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
 	@tools/lint.sh

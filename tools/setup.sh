@@ -98,17 +98,20 @@ install_development_links() {
   chmod +x $VENV/bin/ikbo
 }
 
+# build_preset NAME [CMAKE_OPTION...]
 build_preset() {
-  say "C++ build, preset $1 (build/$1)"
-  { cmake --preset "$1" --log-level=NOTICE && cmake --build --preset "$1"; } ||
+  local preset=$1
+  say "C++ build, preset $preset (build/$preset)"
+  { cmake --preset "$preset" --log-level=NOTICE "${@:2}" && cmake --build --preset "$preset"; } ||
     fail "the C++ build failed, see the first error above" \
-      "after a change of compiler or PyTorch: rm -rf build/$1, and call again"
+      "after a change of compiler or PyTorch: rm -rf build/$preset, and call again"
 }
 
 step_build() {
   build_preset cpu
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-    build_preset sm90
+    # The kernels and their tests: operators and server are those of build/cpu.
+    build_preset sm90 -DIKBO_BUILD_OPS=OFF -DIKBO_BUILD_RUNTIME=OFF
   else
     echo "CUDA kernels are not built: nvcc was not found"
   fi

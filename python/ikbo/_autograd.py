@@ -62,5 +62,5 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def segment_sum(rows: Tensor, cand_to_user: Tensor, num_users: int) -> Tensor:
-    """Sums the candidates' rows ``[B, ...]`` of each user: ``[U, ...]``, zeros where there is none."""
+    """Sums the rows ``[B, ...]`` of each user's candidates: ``[U, ...]``, zeros without any."""
     return rows.new_zeros(num_users, *rows.shape[1:]).index_add_(0, cand_to_user, rows)

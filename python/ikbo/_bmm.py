@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ikbo::bmm``: the typed call, its fake and its backward formula. Schema and checks are in C++."""
+"""``ikbo::bmm``: typed call, fake and backward formula. Schema and checks are in C++."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ikbo._autograd import Grads, register, segment_sum, wide
+from ikbo._fakes import sizes_by_letter
 
 
 def bmm(
@@ -51,9 +52,13 @@ def _bmm_fake(
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Tensor:
-    p = a_user.size(2 if transpose_a else 1)
-    n = b_cand.size(1 if transpose_b else 2)
-    return b_cand.new_empty(b_cand.size(0), p, n)
+    sizes = sizes_by_letter(
+        "bmm",
+        a_user=(a_user, "U R P" if transpose_a else "U P R"),
+        b_cand=(b_cand, "B N R" if transpose_b else "B R N"),
+        cand_to_user=(cand_to_user, "B"),
+    )
+    return b_cand.new_empty(sizes["B"], sizes["P"], sizes["N"])
 
 
 @torch.library.custom_op("ikbo::_bmm_user_grad", mutates_args=())

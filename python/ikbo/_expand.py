@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ikbo::expand``: the typed call, its fake and its backward formula. Schema and checks are in C++."""
+"""``ikbo::expand``: typed call, fake and backward formula. Schema and checks are in C++."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ikbo._autograd import Grads, register, segment_sum, wide
+from ikbo._fakes import sizes_by_letter
 
 
 def expand(x_user: Tensor, cand_to_user: Tensor) -> Tensor:
@@ -33,7 +34,9 @@ def expand(x_user: Tensor, cand_to_user: Tensor) -> Tensor:
 
 @torch.library.register_fake("ikbo::expand")
 def _expand_fake(x_user: Tensor, cand_to_user: Tensor) -> Tensor:
-    return x_user.new_empty(cand_to_user.size(0), *x_user.shape[1:])
+    row = " ".join(f"D{d}" for d in range(1, x_user.dim()))
+    sizes = sizes_by_letter("expand", x_user=(x_user, f"U {row}"), cand_to_user=(cand_to_user, "B"))
+    return x_user.new_empty(sizes["B"], *x_user.shape[1:])
 
 
 def _expand_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

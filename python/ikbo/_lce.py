@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ikbo::lce``: the typed call, its fake and its backward formula. Schema and checks are in C++."""
+"""``ikbo::lce``: typed call, fake and backward formula. Schema and checks are in C++."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ikbo._autograd import Grads, register, segment_sum, wide
+from ikbo._fakes import sizes_by_letter
 
 
 def lce(
@@ -57,7 +58,16 @@ def _lce_fake(
     bias: Tensor | None,
     cand_to_user: Tensor,
 ) -> Tensor:
-    return e_cand.new_empty(e_cand.size(0), w_cand.size(0), e_cand.size(2))
+    sizes = sizes_by_letter(
+        "lce",
+        e_cand=(e_cand, "B K_cand N"),
+        e_user=(e_user, "U K_user N"),
+        w_cand=(w_cand, "M K_cand"),
+        w_user=(w_user, "M K_user"),
+        bias=(bias, "M"),
+        cand_to_user=(cand_to_user, "B"),
+    )
+    return e_cand.new_empty(sizes["B"], sizes["M"], sizes["N"])
 
 
 def _lce_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ikbo::linear``: the typed call, its fake and its backward formula. Schema and checks are in C++."""
+"""``ikbo::linear``: typed call, fake and backward formula. Schema and checks are in C++."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ikbo._autograd import Grads, register, segment_sum, wide
+from ikbo._fakes import sizes_by_letter
 
 
 def linear(
@@ -61,7 +62,16 @@ def _linear_fake(
     cand_to_user: Tensor,
     activation: str = "none",
 ) -> Tensor:
-    return x_cand.new_empty(x_cand.size(0), w_cand.size(0))
+    sizes = sizes_by_letter(
+        "linear",
+        x_user=(x_user, "U K_user"),
+        x_cand=(x_cand, "B K_cand"),
+        w_cand=(w_cand, "M K_cand"),
+        w_user=(w_user, "M K_user"),
+        bias=(bias, "M"),
+        cand_to_user=(cand_to_user, "B"),
+    )
+    return x_cand.new_empty(sizes["B"], sizes["M"])
 
 
 def _linear_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -90,7 +100,7 @@ def _activation_grad(ctx: Any, grad: Tensor) -> Tensor:
 
 
 def _linear_backward(ctx: Any, grad: Tensor) -> Grads:
-    x_user, x_cand, w_user, w_cand, bias, cand_to_user, _ = ctx.saved_tensors
+    x_user, x_cand, w_user, w_cand, _, cand_to_user, _ = ctx.saved_tensors
     needs_x_user, needs_x_cand, needs_w_user, needs_w_cand, needs_bias, *_ = ctx.needs_input_grad
     dtype = x_cand.dtype
     grad_sum = _activation_grad(ctx, grad)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests and benchmarks share: cases and inputs, comparison, cost formulas, timers."""

@@ -17,6 +17,21 @@ double seconds(std::chrono::steady_clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
 
+// Zeros, or the least values allowed where zero is not.
+AlignedBuffer row_of_least_values(const runtime::TensorSpec& spec) {
+  const std::size_t bytes = spec.row_bytes();
+  AlignedBuffer row = make_aligned_buffer(bytes);
+  std::memset(row.get(), 0, bytes);
+  if (spec.values.has_value() && spec.values->min > 0) {
+    // The low bytes of a little-endian integer are the same integer, narrowed.
+    const std::size_t size = size_of(spec.dtype);
+    for (std::size_t at = 0; at < bytes; at += size) {
+      std::memcpy(row.get() + at, &spec.values->min, size);
+    }
+  }
+  return row;
+}
+
 std::int64_t limit(std::int64_t wanted, std::int64_t range) {
   return wanted == 0 ? range : std::min(wanted, range);
 }
@@ -74,12 +89,11 @@ void Batcher::warm_up(runtime::Session& session) const {
   inputs.num_candidates = 1;
   std::vector<AlignedBuffer> storage;
   for (const runtime::TensorSpec& spec : manifest.inputs) {
-    const std::size_t bytes = spec.row_bytes();
-    storage.push_back(make_aligned_buffer(bytes));
-    std::memset(storage.back().get(), 0, bytes);
+    storage.push_back(row_of_least_values(spec));
     runtime::Shape shape = spec.shape;
     shape[0] = 1;
-    inputs.tensors.push_back({spec.dtype, std::move(shape), storage.back().get(), bytes});
+    inputs.tensors.push_back(
+        {spec.dtype, std::move(shape), storage.back().get(), spec.row_bytes()});
   }
   session.run(inputs);
 }
@@ -99,7 +113,12 @@ void Batcher::submit(runtime::Request request, Done done) {
 }
 
 void Batcher::work(runtime::Session& session) {
-  for (std::vector<Entry> entries = take(); !entries.empty(); entries = take()) {
+  for (;;) {
+    // Of this turn alone: while the worker waits, it holds no request and no connection.
+    std::vector<Entry> entries = take();
+    if (entries.empty()) {
+      return;
+    }
     const auto begin = Clock::now();
     for (const Entry& entry : entries) {
       metrics_.queue_seconds.observe(seconds(begin - entry.arrival));

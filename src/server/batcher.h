@@ -45,8 +45,8 @@ class Batcher {
   using Outcome = std::variant<runtime::Response, RequestError>;
   using Done = std::function<void(Outcome)>;
 
-  // Starts the workers; each runs the model once on zeros, so that no client pays for first-run
-  // work. Throws ikbo::Error when that run fails. `metrics` must outlive the batcher.
+  // Starts the workers; each runs the model once on a made-up row, so that no client pays for
+  // first-run work. Throws ikbo::Error when that run fails. `metrics` must outlive the batcher.
   Batcher(std::shared_ptr<const runtime::Model> model, const BatcherOptions& options,
           ModelMetrics& metrics);
   // Finishes every request that was accepted.

@@ -54,8 +54,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void read_head();
   void on_head(ErrorCode error);
   void start_body();
-  std::size_t checked_body_size() const;
-  std::size_t checked_json_size(std::size_t body_size) const;
   void send_continue();
   void read_body();
   void on_body(ErrorCode error);

@@ -77,9 +77,13 @@ Shape InputReader::read_shape(const NamedTensor& input) const {
     }
     shape.push_back(extent);
   }
-  if (shape.size() != spec.shape.size()) {
-    bad_request(manifest_, input.where, " must have rank ", spec.shape.size(), " (shape ",
-                show_shape(spec.shape), "); got rank ", shape.size());
+  bool fits = shape.size() == spec.shape.size();
+  for (std::size_t d = 1; fits && d < shape.size(); ++d) {
+    fits = shape[d] == spec.shape[d];
+  }
+  if (!fits) {
+    bad_request(manifest_, input.where, " must have shape ", show_shape(spec.shape), "; got ",
+                show_shape(shape));
   }
   return shape;
 }

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/body_plan.h"
+
+#include <charconv>
+#include <system_error>
+
+#include "server/request_error.h"
+
+namespace ikbo::server {
+
+BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes) {
+  if (fields.is_chunked) {
+    refuse(ErrorKind::kLengthRequired,
+           "the request must have a Content-Length; got Transfer-Encoding: chunked");
+  }
+  if (!fields.content_encoding.empty() && fields.content_encoding != "identity") {
+    refuse(ErrorKind::kUnsupportedEncoding,
+           "the body must be sent without compression; got Content-Encoding: ",
+           fields.content_encoding);
+  }
+  const std::uint64_t size = fields.content_length.value_or(0);
+  if (size > max_bytes) {
+    refuse(ErrorKind::kBodyTooLarge, "the body must have at most ", max_bytes,
+           " bytes (--max-body-bytes); got ", size);
+  }
+  BodyPlan plan{size, size};
+  if (fields.json_size.has_value()) {
+    const std::string_view text = *fields.json_size;
+    const char* const last = text.data() + text.size();
+    const auto [end, error] = std::from_chars(text.data(), last, plan.json_size);
+    if (error != std::errc() || end != last || plan.json_size > size) {
+      refuse(ErrorKind::kBadRequest,
+             "Inference-Header-Content-Length must be a number up to Content-Length (", size,
+             "); got ", text);
+    }
+  }
+  return plan;
+}
+
+}  // namespace ikbo::server

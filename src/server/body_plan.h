@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a request's head says of its body, before any of it is read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace ikbo::server {
+
+struct BodyFields {
+  bool is_chunked = false;
+  std::optional<std::uint64_t> content_length = std::nullopt;
+  std::string_view content_encoding = {};
+  std::optional<std::string_view> json_size = std::nullopt;  // Inference-Header-Content-Length
+};
+
+struct BodyPlan {
+  std::size_t size = 0;
+  std::size_t json_size = 0;
+};
+
+// Throws RequestError: a body of unknown length, a compressed one, one over `max_bytes`, a JSON
+// header longer than the body.
+BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes);
+
+}  // namespace ikbo::server

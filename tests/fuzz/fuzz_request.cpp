@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fuzzes the request parser: whatever the bytes are, it must make tensors of them that fit the
+// model, or throw RequestError. The first line of the input is the value of the HTTP header
+// Inference-Header-Content-Length (an empty one: no such header), the rest is the body.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "ikbo/runtime/batch.h"
+#include "server/body_plan.h"
+#include "server/request_error.h"
+#include "server/v2_codec.h"
+
+namespace {
+
+using namespace ikbo;
+using namespace ikbo::server;
+
+constexpr std::size_t kMaxBodyBytes = std::size_t{1} << 20;
+
+runtime::TensorSpec spec(const char* name, DType dtype, runtime::Shape shape, runtime::Role role) {
+  runtime::TensorSpec result;
+  result.name = name;
+  result.dtype = dtype;
+  result.shape = std::move(shape);
+  result.role = role;
+  return result;
+}
+
+// A tensor of every kind that the parser tells apart.
+runtime::Manifest make_manifest() {
+  using runtime::Role;
+  runtime::Manifest manifest;
+  manifest.model_name = "fuzz";
+  manifest.inputs = {spec("u", DType::kFloat32, {-1, 2}, Role::kUser),
+                     spec("h", DType::kBFloat16, {-1, 1}, Role::kUser),
+                     spec("c", DType::kFloat64, {-1, 2, 2}, Role::kCandidate),
+                     spec("n", DType::kInt8, {-1}, Role::kCandidate),
+                     spec("f", DType::kBool, {-1}, Role::kCandidate),
+                     spec("i", DType::kInt32, {-1}, Role::kIndex)};
+  manifest.outputs = {spec("s", DType::kFloat32, {-1}, Role::kCandidate),
+                      spec("t", DType::kFloat16, {-1, 3}, Role::kUser)};
+  manifest.max_users = 3;
+  manifest.max_candidates = 5;
+  return manifest;
+}
+
+void demand(bool holds) {
+  if (!holds) {
+    std::abort();
+  }
+}
+
+// Reads every byte of every tensor, which is where the sanitizers look.
+void read_all(const runtime::Manifest& manifest, const InferCall& call) {
+  demand(!call.outputs.empty());
+  for (const WantedOutput& wanted : call.outputs) {
+    demand(wanted.index < manifest.outputs.size());
+  }
+  unsigned sum = 0;
+  for (const runtime::TensorView& tensor : call.request.tensors) {
+    const auto* bytes = static_cast<const std::uint8_t*>(tensor.data);
+    for (std::size_t i = 0; i < tensor.bytes; ++i) {
+      sum += bytes[i];
+    }
+  }
+  volatile unsigned sink = sum;
+  static_cast<void>(sink);
+}
+
+void parse(std::string_view header, std::string_view bytes) {
+  const runtime::Manifest manifest = make_manifest();
+  BodyFields fields;
+  fields.content_length = bytes.size();
+  if (!header.empty()) {
+    fields.json_size = header;
+  }
+  const BodyPlan plan = plan_body(fields, kMaxBodyBytes);
+  demand(plan.size == bytes.size() && plan.json_size <= plan.size);
+  auto body = std::make_shared<RequestBody>(plan.size, plan.json_size);
+  std::transform(bytes.begin(), bytes.end(), body->bytes().begin(),
+                 [](char c) { return std::byte(c); });
+  const InferCall call = decode_infer(manifest, std::move(body));
+  runtime::check_request(manifest, call.request);
+  read_all(manifest, call);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const std::size_t line = input.find('\n');
+  const std::string_view header = line == std::string_view::npos ? "" : input.substr(0, line);
+  try {
+    parse(header, input.substr(line == std::string_view::npos ? 0 : line + 1));
+  } catch (const RequestError&) {
+  }
+  return 0;
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "fixtures.h"
+#include "server/body_plan.h"
+
+namespace ikbo::server {
+namespace {
+
+using testing::error_of;
+using testing::expect_contains;
+
+TEST(BodyPlan, FollowsTheHead) {
+  EXPECT_EQ(plan_body({}, 10).size, 0u);
+  EXPECT_EQ(plan_body({.content_length = 10}, 10).json_size, 10u);
+  const BodyPlan plan =
+      plan_body({.content_length = 10, .content_encoding = "identity", .json_size = "4"}, 10);
+  EXPECT_EQ(plan.size, 10u);
+  EXPECT_EQ(plan.json_size, 4u);
+}
+
+TEST(BodyPlan, RefusesWhatItCannotRead) {
+  const auto refused = [](const BodyFields& fields, ErrorKind kind, const std::string& part) {
+    const RequestError error = error_of([&] { plan_body(fields, 10); });
+    EXPECT_EQ(error.kind(), kind);
+    expect_contains(error.what(), part);
+  };
+  refused({.is_chunked = true}, ErrorKind::kLengthRequired, "must have a Content-Length");
+  refused({.content_length = 5, .content_encoding = "gzip"}, ErrorKind::kUnsupportedEncoding,
+          "got Content-Encoding: gzip");
+  refused({.content_length = 11}, ErrorKind::kBodyTooLarge, "at most 10 bytes");
+  for (const char* text : {"", "x", "-1", "6", "5 ", "99999999999999999999999"}) {
+    refused({.content_length = 5, .json_size = text}, ErrorKind::kBadRequest,
+            "must be a number up to Content-Length (5)");
+  }
+}
+
+}  // namespace
+}  // namespace ikbo::server

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "fixtures.h"
+#include "runtime/executor.h"
+#include "server/router.h"
+
+namespace ikbo::server {
+namespace {
+
+using testing::body_of;
+using testing::expect_contains;
+using testing::manifest;
+
+class RouterTest : public ::testing::Test {
+ protected:
+  RouterTest() {
+    add(manifest());
+    runtime::Manifest next = manifest();
+    next.model_version = std::string("8");
+    add(next);
+    runtime::Manifest plain = testing::plain_manifest();
+    plain.model_name = "a/b c";
+    add(plain);
+  }
+
+  void add(const runtime::Manifest& added) {
+    models_.add(runtime::Model::with_executor(added, runtime::make_stub_executor(added)), {});
+  }
+
+  HttpReply ask(const std::string& method, const std::string& target,
+                const std::string& json = "") {
+    std::promise<HttpReply> promise;
+    router_.handle({method, target, body_of(json)},
+                   [&](const std::function<HttpReply()>& make) { promise.set_value(make()); });
+    return promise.get_future().get();
+  }
+
+  void expect_status(unsigned status, const std::string& method, const std::string& target,
+                     const std::string& part) {
+    const HttpReply reply = ask(method, target);
+    EXPECT_EQ(reply.status, status) << method << " " << target << "\n" << reply.text;
+    expect_contains(reply.text, part);
+  }
+
+  ServerMetrics metrics_;
+  ServedModels models_;
+  Router router_{models_, metrics_};
+};
+
+TEST_F(RouterTest, AnswersHealthAndMetadata) {
+  expect_status(200, "GET", "/v2", "\"extensions\":[\"binary_tensor_data\"]");
+  expect_status(200, "GET", "/v2/", "ikbo-server");
+  expect_status(200, "GET", "/v2/health/live", "{\"live\":true}");
+  expect_status(200, "GET", "/v2/health/ready?x=1", "{\"ready\":true}");
+  expect_status(200, "GET", "/v2/models/m", "\"versions\":[\"7\",\"8\"]");
+  expect_status(200, "GET", "/v2/models/m/ready", "{\"name\":\"m\",\"ready\":true}");
+  expect_status(200, "GET", "/v2/models/m/versions/7/ready", "\"ready\":true");
+  expect_status(200, "GET", "/v2/models/a%2Fb%20c", "\"name\":\"a/b c\"");
+  expect_status(200, "GET", "/metrics", "# TYPE ikbo_requests_total counter");
+}
+
+TEST_F(RouterTest, RefusesWhatIsNotThere) {
+  expect_status(404, "GET", "/", "there is nothing at /");
+  expect_status(404, "GET", "/v2/models", "there is nothing");
+  expect_status(404, "GET", "/v2/models/m/config", "there is nothing");
+  expect_status(404, "GET", "/v2/models/m/versions/7/infer/x", "there is nothing");
+  expect_status(404, "GET", "/v2/models/other", "there is no model 'other' here");
+  expect_status(404, "GET", "/v2/models/m/versions/9", "model m has no version '9' here");
+  expect_status(400, "GET", "/v2/models/%4", "two hexadecimal digits");
+  expect_status(400, "GET", "/v2/models/%zz", "two hexadecimal digits");
+}
+
+TEST_F(RouterTest, RefusesOtherMethods) {
+  const HttpReply infer = ask("GET", "/v2/models/m/infer");
+  EXPECT_EQ(infer.status, 405u);
+  EXPECT_EQ(infer.headers, (decltype(infer.headers){{"Allow", "POST"}}));
+  const HttpReply live = ask("POST", "/v2/health/live");
+  EXPECT_EQ(live.status, 405u);
+  EXPECT_EQ(live.headers, (decltype(live.headers){{"Allow", "GET"}}));
+}
+
+TEST_F(RouterTest, InfersWithTheVersionAskedForOrTheLast) {
+  for (const auto& [target, version] :
+       {std::pair{"/v2/models/m/infer", "8"}, std::pair{"/v2/models/m/versions/7/infer", "7"}}) {
+    const HttpReply reply = ask("POST", target, testing::valid_json());
+    EXPECT_EQ(reply.status, 200u) << reply.text;
+    expect_contains(reply.text, std::string("\"model_version\":\"") + version + "\"");
+    // Candidate 0: 1 + 2 + 3, count 7, is_new 1, its user's 0.5 + 2; one more in each column.
+    expect_contains(reply.text, "\"data\":[16.5,17.5,");
+  }
+}
+
+TEST_F(RouterTest, SendsBinaryOutputsWithTheLengthOfTheJson) {
+  const HttpReply reply =
+      ask("POST", "/v2/models/m/infer",
+          testing::replaced(testing::valid_json(), "{\"inputs\"",
+                            "{\"parameters\": {\"binary_data_output\": true}, \"inputs\""));
+  EXPECT_EQ(reply.content_type, "application/octet-stream");
+  ASSERT_EQ(reply.headers.size(), 1u);
+  EXPECT_EQ(reply.headers[0].first, "Inference-Header-Content-Length");
+  EXPECT_EQ(reply.headers[0].second, std::to_string(reply.text.size()));
+  ASSERT_EQ(reply.blobs.size(), 2u);
+  EXPECT_EQ(testing::values_of<float>(reply.blobs[0].data, 8), (std::vector<float>{16.5, 17.5}));
+}
+
+TEST_F(RouterTest, CountsRequestsByModelAndErrorsByKind) {
+  ask("POST", "/v2/models/m/infer", testing::valid_json());
+  ask("POST", "/v2/models/m/infer", "{");
+  ask("POST", "/v2/models/other/infer", "{");
+  const std::string text = ask("GET", "/metrics").text;
+  expect_contains(text, "ikbo_requests_total{model=\"m\",version=\"8\",code=\"200\"} 1\n");
+  expect_contains(text, "ikbo_requests_total{model=\"m\",version=\"8\",code=\"400\"} 1\n");
+  expect_contains(text, "ikbo_batch_candidates_sum{model=\"m\",version=\"8\"} 2\n");
+  expect_contains(text, "ikbo_errors_total{kind=\"bad_request\"} 1\n");
+  expect_contains(text, "ikbo_errors_total{kind=\"not_found\"} 1\n");
+}
+
+TEST_F(RouterTest, IsNotReadyWhileStopping) {
+  router_.set_stopping();
+  expect_status(503, "GET", "/v2/health/ready", "{\"ready\":false}");
+  expect_status(503, "GET", "/v2/models/m/ready", "\"ready\":false");
+  expect_status(200, "GET", "/v2/health/live", "{\"live\":true}");
+  EXPECT_EQ(ask("POST", "/v2/models/m/infer", testing::valid_json()).status, 200u);
+}
+
+TEST_F(RouterTest, ModelsAreUniqueByNameAndVersion) { EXPECT_THROW(add(manifest()), Error); }
+
+}  // namespace
+}  // namespace ikbo::server

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host side of target attention on the CPU: configuration, plan, and the loop over tasks.
 #include <algorithm>
+#include <limits>
 #include <memory>
+#include <new>
 #include <numeric>
-#include <sstream>
+#include <tuple>
+#include <utility>
 
 #include "cpu/target_attention_kernels.h"
 #include "ikbo/target_attention.h"
@@ -45,33 +48,26 @@ CpuIsa native_cpu_isa() {
   return __builtin_cpu_supports("x86-64-v3") ? CpuIsa::kX86_64_v3 : CpuIsa::kX86_64;
 }
 
-TargetAttentionConfig select_target_attention_config(const TargetAttentionParams& params,
-                                                     CpuIsa isa) {
-  // A block's K^T and V fill half of a 256 KB second-level cache at most.
+TargetAttentionConfig select_target_attention_config(const TargetAttentionParams& params) {
+  // A block's K^T and V take 64 KB each in fp32: together half of a 256 KB second-level cache.
   constexpr std::int32_t kBlockElements = 16384;
-  constexpr std::int32_t kMaxRows = 96;
-  constexpr std::int32_t kMinRows = 12;
-  constexpr std::int32_t kMinTasks = 16;
-  const std::int32_t element = params.dtype == DType::kFloat64 ? 2 : 1;
-  const std::int32_t keys = kBlockElements / element / std::max(params.head_dim, 1);
-  const std::int32_t key_block = std::clamp(keys / 64 * 64, 64, 256);
-  // Few users: smaller tiles, so that there are tasks for all threads.
-  const std::int64_t rows = std::int64_t{params.num_candidates} * params.num_queries *
-                            heads_per_kv_head(params);
-  const std::int64_t share = rows * params.num_kv_heads / kMinTasks;
-  const std::int32_t row_tile =
-      static_cast<std::int32_t>(std::clamp<std::int64_t>(share, kMinRows, kMaxRows));
-  return {.isa = isa, .row_tile = row_tile, .key_block = key_block};
+  // With fewer tasks than this, threads would wait for the last ones.
+  constexpr std::int64_t kMinTasks = 16;
+  constexpr std::int32_t kMinRowTile = 12;
+  const std::int32_t elements =
+      params.dtype == DType::kFloat64 ? kBlockElements / 2 : kBlockElements;
+  const std::int32_t keys = elements / std::max(params.head_dim, 1) / 64 * 64;
+  const std::int64_t rows =
+      std::int64_t{params.num_candidates} * params.num_queries * params.num_heads;
+  std::int32_t row_tile = cpu::kMaxRowTile;
+  while (row_tile > kMinRowTile && rows < row_tile * kMinTasks) {
+    row_tile /= 2;
+  }
+  return {.row_tile = row_tile, .key_block = std::clamp(keys, 64, 256)};
 }
 
 std::string to_string(const TargetAttentionConfig& config) {
-  const char* isa = config.isa == CpuIsa::kX86_64_v4   ? "x86-64-v4"
-                    : config.isa == CpuIsa::kX86_64_v3 ? "x86-64-v3"
-                                                       : "x86-64";
-  std::ostringstream text;
-  text << "target_attention_cpu<" << isa << ", rows " << config.row_tile << ", keys "
-       << config.key_block << ">";
-  return text.str();
+  return "cpu_rows" + std::to_string(config.row_tile) + "_keys" + std::to_string(config.key_block);
 }
 
 TargetAttentionPlan::TargetAttentionPlan(const TargetAttentionParams& params,
@@ -84,8 +80,7 @@ TargetAttentionPlan TargetAttentionPlan::for_backward(const TargetAttentionParam
 }
 
 TargetAttentionPlan::TargetAttentionPlan(const TargetAttentionParams& params,
-                                         const TargetAttentionConfig& config,
-                                         std::int32_t row_tile)
+                                         const TargetAttentionConfig& config, std::int32_t row_tile)
     : config_(config) {
   group_candidates(params);
   if (params.user_mask != nullptr) {
@@ -133,7 +128,7 @@ void TargetAttentionPlan::count_keys(const TargetAttentionParams& params) {
     const std::int32_t begin = user_offsets_[u];
     const std::int32_t end = user_offsets_[u + 1];
     const std::int32_t* keys = params.user_mask ? key_rows_.data() + key_offsets_[u] : nullptr;
-    const std::int32_t all = params.user_mask ? key_offsets_[u + 1] - key_offsets_[u]
+    const std::int32_t all = params.user_mask      ? key_offsets_[u + 1] - key_offsets_[u]
                              : params.user_lengths ? params.user_lengths[u]
                                                    : params.num_keys;
     if (params.cand_lengths == nullptr) {
@@ -155,31 +150,43 @@ void TargetAttentionPlan::count_keys(const TargetAttentionParams& params) {
 }
 
 void TargetAttentionPlan::make_tasks(const TargetAttentionParams& params, std::int32_t row_tile) {
-  const std::int64_t rows_per_cand =
-      std::int64_t{params.num_queries} * heads_per_kv_head(params);
+  const std::int64_t rows_per_cand = std::int64_t{params.num_queries} * heads_per_kv_head(params);
   for (std::int32_t u = 0; u < params.num_users; ++u) {
     const std::int64_t rows = (user_offsets_[u + 1] - user_offsets_[u]) * rows_per_cand;
     for (std::int32_t kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
       for (std::int64_t row = 0; row < rows; row += row_tile) {
-        tasks_.push_back({.user = u,
-                          .kv_head = kv_head,
-                          .row_begin = static_cast<std::int32_t>(row),
-                          .row_end = static_cast<std::int32_t>(std::min<std::int64_t>(rows, row + row_tile)),
-                          .cands = cands_.data() + user_offsets_[u],
-                          .key_counts = key_counts_.data() + user_offsets_[u],
-                          .key_rows = params.user_mask ? key_rows_.data() + key_offsets_[u] : nullptr});
+        tasks_.push_back(
+            {.user = u,
+             .kv_head = kv_head,
+             .row_begin = static_cast<std::int32_t>(row),
+             .row_end = static_cast<std::int32_t>(std::min<std::int64_t>(rows, row + row_tile)),
+             .cands = cands_.data() + user_offsets_[u],
+             .key_counts = key_counts_.data() + user_offsets_[u],
+             .key_rows = params.user_mask ? key_rows_.data() + key_offsets_[u] : nullptr});
       }
     }
   }
 }
 
 void run_target_attention(const TargetAttentionParams& params, const TargetAttentionPlan& plan,
-                          std::atomic<std::int64_t>& next_task) {
-  const cpu::TargetAttentionKernels& kernels = kernels_of(plan.config().isa, params.dtype);
+                          CpuIsa isa, std::atomic<std::int64_t>& next_task) {
+  const cpu::TargetAttentionKernels& kernels = kernels_of(isa, params.dtype);
   const Scratch scratch = make_scratch(kernels.forward_scratch_bytes(params, plan.config()));
   const std::int64_t num_tasks = static_cast<std::int64_t>(plan.tasks().size());
   for (std::int64_t i = next_task++; i < num_tasks; i = next_task++) {
     kernels.forward(params, plan.tasks()[i], plan.config(), scratch.get());
+  }
+}
+
+void run_target_attention_backward(const TargetAttentionGradParams& params,
+                                   const TargetAttentionPlan& plan, CpuIsa isa,
+                                   std::atomic<std::int64_t>& next_task) {
+  const TargetAttentionParams& forward = params.forward;
+  const cpu::TargetAttentionKernels& kernels = kernels_of(isa, forward.dtype);
+  const Scratch scratch = make_scratch(kernels.backward_scratch_bytes(forward, plan.config()));
+  const std::int64_t num_tasks = static_cast<std::int64_t>(plan.tasks().size());
+  for (std::int64_t i = next_task++; i < num_tasks; i = next_task++) {
+    kernels.backward(params, plan.tasks()[i], plan.config(), scratch.get());
   }
 }
 

@@ -49,8 +49,8 @@ struct ForwardScratch {
         row_sum(carver.take(rows)),
         row_scale(carver.take(kRowGroup)),
         scores(carver.take(std::int64_t{kRowGroup} * key_block)),
-        k_transposed(carver.take(std::int64_t{key_block} * dim)),
-        v(carver.take(std::int64_t{key_block} * round_up<T>(dim))),
+        k_transposed(carver.take(panels_size<T>(dim, key_block))),
+        v(carver.take(panels_size<T>(key_block, dim))),
         staging(carver.take(std::int64_t{kLanes<T>} * round_up<T>(dim))) {}
 
   T* q;             // [rows, D], scaled
@@ -60,7 +60,7 @@ struct ForwardScratch {
   T* row_scale;     // [kRowGroup]
   T* scores;        // [kRowGroup, key_block]
   T* k_transposed;  // [key_block / kPanel, D, kPanel]
-  T* v;             // [key_block, D rounded up]
+  T* v;             // panels of [key_block, kPanel]
   T* staging;       // [kLanes, D rounded up]
 };
 
@@ -69,6 +69,14 @@ struct RowPlace {
   std::int64_t query;
   std::int64_t head;
   int key_count;
+
+  // Offsets into contiguous tensors [B, Q, H, D] and [B, H, Q].
+  std::int64_t element(const TargetAttentionParams& params) const {
+    return ((cand * params.num_queries + query) * params.num_heads + head) * params.head_dim;
+  }
+  std::int64_t statistic(const TargetAttentionParams& params) const {
+    return (cand * params.num_heads + head) * params.num_queries + query;
+  }
 };
 
 inline RowPlace row_place(const TargetAttentionParams& params, const TargetAttentionTask& task,
@@ -76,8 +84,7 @@ inline RowPlace row_place(const TargetAttentionParams& params, const TargetAtten
   const int group = params.num_heads / params.num_kv_heads;
   const int cand_idx = row / (params.num_queries * group);
   return {task.cands[cand_idx], row / group % params.num_queries,
-          static_cast<std::int64_t>(task.kv_head) * group + row % group,
-          task.key_counts[cand_idx]};
+          static_cast<std::int64_t>(task.kv_head) * group + row % group, task.key_counts[cand_idx]};
 }
 
 template <class Storage>
@@ -148,8 +155,8 @@ KeyBlock<T> pack_block(const KeyRows<Storage>& k, const KeyRows<Storage>& v, int
 // Adds a block of keys to rows row0 ... row0 + rows - 1, at most kRowGroup of them; counts[r] of
 // its keys count for row row0 + r.
 template <class T>
-void attend(const KeyBlock<T>& block, const int* counts, int row0, int rows, int dim,
-            int key_block, const ForwardScratch<T>& s) {
+void attend(const KeyBlock<T>& block, const int* counts, int row0, int rows, int dim, int key_block,
+            const ForwardScratch<T>& s) {
   const int vecs = round_up<T>(dim) / kLanes<T>;
   const std::int64_t out_row = round_up<T>(dim);
   gemm<T>({.a = s.q + std::int64_t{row0} * dim,
@@ -167,50 +174,41 @@ void attend(const KeyBlock<T>& block, const int* counts, int row0, int rows, int
     s.row_scale[r] = softmax_step(s.scores + std::int64_t{r} * key_block, counts[r],
                                   s.row_max[row0 + r], s.row_sum[row0 + r]);
   }
-  for (int r = 0; r < rows; r += kTileRows) {
-    const int tile_rows = rows - r < kTileRows ? rows - r : kTileRows;
-    const int common = counts[r];
-    Gemm<T> g{.a = s.scores + std::int64_t{r} * key_block,
-              .a_row = key_block,
-              .a_k = 1,
-              .b = block.v,
-              .b_k = block.v_key,
-              .b_panel = block.v_panel,
-              .n_k = common,
-              .c = s.out + (row0 + r) * out_row,
-              .c_row = out_row,
-              .start = Start::kScale,
-              .row_scale = s.row_scale + r};
-    gemm(g, tile_rows, vecs);
-    g.start = Start::kAccumulate;
-    g.a += common;
-    g.b += common * g.b_k;
-    for (int i = 1; i < tile_rows; ++i) {
-      g.a += key_block;
-      g.c += out_row;
-      g.n_k = counts[r + i] - common;
-      if (g.n_k > 0) {
-        gemm(g, 1, vecs);
-      }
+  gemm_ragged<T>({.a = s.scores,
+                  .a_row = key_block,
+                  .a_k = 1,
+                  .b = block.v,
+                  .b_k = block.v_key,
+                  .b_panel = block.v_panel,
+                  .c = s.out + row0 * out_row,
+                  .c_row = out_row,
+                  .start = Start::kScale,
+                  .row_scale = s.row_scale},
+                 counts, rows, vecs);
+}
+
+// dst[row, :] = the task's queries times scale * log2(e), `dst_row` elements apart and zero-filled.
+template <class T, class Storage>
+void load_queries(const TargetAttentionParams& params, const TargetAttentionTask& task, T* dst,
+                  int dst_row) {
+  const T factor = static_cast<T>(params.scale * kLog2e);
+  for (int r = task.row_begin; r < task.row_end; ++r, dst += dst_row) {
+    const RowPlace place = row_place(params, task, r);
+    const Storage* src = static_cast<const Storage*>(params.q) + place.cand * params.stride_q[0] +
+                         place.query * params.stride_q[1] + place.head * params.stride_q[2];
+    load_row(src, params.stride_q[3], params.head_dim, dst, dst_row);
+    for (int d = 0; d < params.head_dim; ++d) {
+      dst[d] *= factor;
     }
   }
 }
 
-template <class T, class Storage>
-void load_queries(const TargetAttentionParams& params, const TargetAttentionTask& task, int rows,
-                  const ForwardScratch<T>& s) {
-  const T factor = static_cast<T>(params.scale * kLog2e);
-  const int dim = params.head_dim;
+// Keys of the block that begins at key0 and holds n: how many count for each row from `first` on.
+inline void block_counts(const TargetAttentionParams& params, const TargetAttentionTask& task,
+                         int first, int rows, int key0, int n, int* counts) {
   for (int r = 0; r < rows; ++r) {
-    const RowPlace place = row_place(params, task, task.row_begin + r);
-    const Storage* src = static_cast<const Storage*>(params.q) +
-                         place.cand * params.stride_q[0] + place.query * params.stride_q[1] +
-                         place.head * params.stride_q[2];
-    T* dst = s.q + std::int64_t{r} * dim;
-    load_row(src, params.stride_q[3], dim, dst, dim);
-    for (int d = 0; d < dim; ++d) {
-      dst[d] *= factor;
-    }
+    const int rest = row_place(params, task, first + r).key_count - key0;
+    counts[r] = rest < 0 ? 0 : rest < n ? rest : n;
   }
 }
 
@@ -221,16 +219,13 @@ void store_results(const TargetAttentionParams& params, const TargetAttentionTas
   for (int r = 0; r < rows; ++r) {
     const RowPlace place = row_place(params, task, task.row_begin + r);
     const T* src = s.out + std::int64_t{r} * round_up<T>(dim);
-    Storage* dst = static_cast<Storage*>(params.out) +
-                   ((place.cand * params.num_queries + place.query) * params.num_heads +
-                    place.head) * dim;
+    Storage* dst = static_cast<Storage*>(params.out) + place.element(params);
     const T sum = s.row_sum[r];
     const T divisor = sum == T{0} ? T{1} : sum;
     for (int d = 0; d < dim; ++d) {
       dst[d] = narrow<Storage>(src[d] / divisor);
     }
-    static_cast<T*>(params.lse)[(place.cand * params.num_heads + place.head) *
-                                    params.num_queries + place.query] =
+    static_cast<T*>(params.lse)[place.statistic(params)] =
         static_cast<T>((s.row_max[r] + ::log2(static_cast<double>(sum))) * kLn2);
   }
 }
@@ -242,7 +237,7 @@ void forward_task(const TargetAttentionParams& params, const TargetAttentionTask
   const int dim = params.head_dim;
   Carver<T> carver(scratch);
   const ForwardScratch<T> s(carver, config.row_tile, config.key_block, dim);
-  load_queries<T, Storage>(params, task, rows, s);
+  load_queries<T, Storage>(params, task, s.q, dim);
   for (std::int64_t i = 0; i < std::int64_t{rows} * round_up<T>(dim); ++i) {
     s.out[i] = T{0};
   }
@@ -266,10 +261,7 @@ void forward_task(const TargetAttentionParams& params, const TargetAttentionTask
     for (int row0 = first; row0 < rows; row0 += kRowGroup) {
       const int group = rows - row0 < kRowGroup ? rows - row0 : kRowGroup;
       int counts[kRowGroup];
-      for (int r = 0; r < group; ++r) {
-        const int rest = key_count(row0 + r) - key0;
-        counts[r] = rest < n ? rest : n;
-      }
+      block_counts(params, task, task.row_begin + row0, group, key0, n, counts);
       attend(block, counts, row0, group, dim, config.key_block, s);
     }
   }

@@ -17,19 +17,20 @@ inline constexpr int kPanel = kTileVecs * kLanes<T>;  // columns of one register
 
 enum class Start { kZero, kAccumulate, kScale };
 
-// c[r, :] = start(c[r, :]) + sum_k a[r, k] * b[k, :], where b is stored as panels of kPanel columns.
+// c[r, :] = start(c[r, :]) + sum_k a[r, k] * b[k, :], where b is stored as panels of kPanel
+// columns.
 template <class T>
 struct Gemm {
-  const T* a;
-  std::int64_t a_row;  // distance between rows of a, and between its k
-  std::int64_t a_k;
-  const T* b;
-  std::int64_t b_k;      // distance between k of one panel
-  std::int64_t b_panel;  // distance between panels
-  int n_k;
-  T* c;
-  std::int64_t c_row;
-  Start start;
+  const T* a = nullptr;
+  std::int64_t a_row = 0;  // distance between rows of a
+  std::int64_t a_k = 0;    // distance between columns of a
+  const T* b = nullptr;
+  std::int64_t b_k = 0;      // distance between rows of one panel
+  std::int64_t b_panel = 0;  // distance between panels
+  int n_k = 0;
+  T* c = nullptr;
+  std::int64_t c_row = 0;
+  Start start = Start::kZero;
   const T* row_scale = nullptr;  // [rows], for kScale
 };
 
@@ -110,6 +111,34 @@ void gemm(const Gemm<T>& g, int rows, int vecs) {
   }
 }
 
+// c[r, :] = start(c[r, :]) + sum_{k < counts[r]} a[r, k] * b[k, :], counts ascending. A tile's rows
+// share the first counts; what one row has beyond them is added for it alone.
+template <class T>
+void gemm_ragged(Gemm<T> g, const int* counts, int rows, int vecs) {
+  const Gemm<T> whole = g;
+  for (int r = 0; r < rows; r += kTileRows) {
+    const int tile_rows = rows - r < kTileRows ? rows - r : kTileRows;
+    const int common = counts[r];
+    g = whole;
+    g.a += r * g.a_row;
+    g.c += r * g.c_row;
+    g.row_scale = whole.row_scale == nullptr ? nullptr : whole.row_scale + r;
+    g.n_k = common;
+    gemm(g, tile_rows, vecs);
+    g.start = Start::kAccumulate;
+    g.a += common * g.a_k;
+    g.b += common * g.b_k;
+    for (int i = 1; i < tile_rows; ++i) {
+      g.a += g.a_row;
+      g.c += g.c_row;
+      g.n_k = counts[r + i] - common;
+      if (g.n_k > 0) {
+        gemm(g, 1, vecs);
+      }
+    }
+  }
+}
+
 // Rows of one user's keys or values for one kv head, addressed by their place among the keys that
 // count.
 template <class Storage>
@@ -124,13 +153,27 @@ struct KeyRows {
   }
 };
 
+template <class Storage>
+inline void prefetch_row(const KeyRows<Storage>& rows, std::int64_t key, int dim) {
+  const char* row = reinterpret_cast<const char*>(rows.row(key));
+  for (int byte = 0; byte < dim * static_cast<int>(sizeof(Storage)); byte += 64) {
+    __builtin_prefetch(row + byte);
+  }
+}
+
 template <class T>
 inline constexpr int round_up(int n) {
   return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
 }
 
-// dst[panel, key, column in panel] = rows key0 ... key0 + n - 1, widened, `panel_size` elements apart;
-// the last panel is zero-filled to a whole number of vectors.
+// Elements that `rows` rows of `columns` take as panels.
+template <class T>
+inline constexpr std::int64_t panels_size(int rows, int columns) {
+  return std::int64_t{rows} * ((columns + kPanel<T> - 1) / kPanel<T> * kPanel<T>);
+}
+
+// dst[panel, key, column in panel] = rows key0 ... key0 + n - 1, widened, `panel_size` elements
+// apart; the last panel is zero-filled to a whole number of vectors.
 template <class T, class Storage>
 void pack_panels(const KeyRows<Storage>& rows, std::int64_t key0, int n, int dim, T* dst,
                  std::int64_t panel_size) {
@@ -165,6 +208,9 @@ void pack_transposed(const KeyRows<Storage>& rows, std::int64_t key0, int n, int
       } else {
         load_row(rows.row(key0 + i + lane), rows.stride_dim, dim, staged, padded);
       }
+    }
+    for (int ahead = i + kW; ahead < i + 2 * kW && ahead < n; ++ahead) {
+      prefetch_row(rows, key0 + ahead, dim);
     }
     T* out = dst + i / kPanel<T> * std::int64_t{dim} * kPanel<T> + i % kPanel<T>;
     for (int d = 0; d < dim; d += kW) {

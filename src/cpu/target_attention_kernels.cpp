@@ -4,6 +4,7 @@
 // for all instruction sets.
 #include "cpu/target_attention_kernels.h"
 
+#include "cpu/target_attention_backward.h"
 #include "cpu/target_attention_forward.h"
 
 namespace ikbo::cpu::IKBO_ISA {
@@ -17,9 +18,21 @@ std::int64_t forward_scratch_bytes(const TargetAttentionParams& params,
   return carver.used_bytes();
 }
 
+template <class T>
+std::int64_t backward_scratch_bytes(const TargetAttentionParams& params,
+                                    const TargetAttentionConfig& config) {
+  Carver<T> carver(nullptr);
+  BackwardScratch<T>(carver, config.row_tile, config.key_block, params.head_dim, params.num_keys);
+  return carver.used_bytes();
+}
+
 template <class T, class Storage>
-inline constexpr TargetAttentionKernels kKernels = {forward_scratch_bytes<T>,
-                                                    forward_task<T, Storage>};
+inline constexpr TargetAttentionKernels kKernels = {
+    .forward_scratch_bytes = forward_scratch_bytes<T>,
+    .forward = forward_task<T, Storage>,
+    .backward_scratch_bytes = backward_scratch_bytes<T>,
+    .backward = backward_task<T, Storage>,
+};
 
 }  // namespace
 

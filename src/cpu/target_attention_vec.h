@@ -115,8 +115,8 @@ inline Vec<float> exp2_of(Vec<float> x) {
   const Vec<float> shifted = clamped + kRound;
   const Vec<float> r = clamped - (shifted - kRound);
   Vec<float> p = broadcast(1.5594678e-4f);
-  for (const float c : {1.3406644e-3f, 9.617693e-3f, 5.5503106e-2f, 2.4022653e-1f, 6.9314721e-1f,
-                        1.0f}) {
+  for (const float c :
+       {1.3406644e-3f, 9.617693e-3f, 5.5503106e-2f, 2.4022653e-1f, 6.9314721e-1f, 1.0f}) {
     p = multiply_add<float>(p, r, broadcast(c));
   }
   const Bits exponent = (reinterpret_cast<Bits>(shifted) << 23) + 0x3f800000;

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ikbo::target_attention``: the typed call, its fakes and its backward formula.
+
+Schema and checks are in C++.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ikbo._autograd import Grads, register
+from ikbo._fakes import sizes_by_letter
+
+
+def target_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cand_to_user: Tensor,
+    user_lengths: Tensor | None = None,
+    cand_lengths: Tensor | None = None,
+    user_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of each candidate's queries over the keys and values of its user.
+
+    ``out[b, i, h] = softmax_s(scale * q[b, i, h] . k[u, s, g]) v[u, s, g]`` with
+    ``u = cand_to_user[b]`` and ``g = h // (H / H_kv)``. Key ``s`` counts for candidate ``b`` when
+    ``s < user_lengths[u]``, ``s < cand_lengths[b]`` and ``user_mask[u, s]``, each where given.
+    Keys and values are read by index and never replicated.
+
+    Args:
+        q: ``[B, Q, H, D]``; fp64, fp32, bf16 or fp16, any strides.
+        k: ``[U, S, H_kv, D]``, same dtype; H is a multiple of H_kv.
+        v: ``[U, S, H_kv, D]``, same dtype.
+        cand_to_user: int32 ``[B]``.
+        user_lengths: int32 ``[U]`` in ``[0, S]``: valid keys of each user; None for all S.
+        cand_lengths: int32 ``[B]`` in ``[0, S]``: keys that the candidate may see; None for all.
+        user_mask: bool ``[U, S]``, True where the key counts; None for everywhere.
+        scale: factor of the scores; None for ``1 / sqrt(D)``.
+
+    Returns:
+        ``(out, lse)``: out ``[B, Q, H, D]``, contiguous, same dtype; lse ``[B, H, Q]``, the
+        log-sum-exp of the scaled scores, fp32 (fp64 for fp64). A row without a key has out 0 and
+        lse -inf. On the CPU sums are fp32 or better and out is rounded once.
+
+    Errors:
+        RuntimeError: a wrong dtype, rank, size or device; on the CPU an index value outside
+        ``[0, U)`` or a length outside ``[0, S]``.
+
+    Cost: ``4 D`` FLOP per (row, key that counts) with ``B Q H`` rows; reads q, and k and v of the
+    users with candidates once per 96 rows at most, writes out and lse.
+
+    Notes: differentiable once in q, k and v. Keys that do not count are not read into any sum: they
+    may hold NaN. On the CPU a row's result is bitwise the same whatever the other candidates and
+    users of the batch, their order and the number of threads are; gradients of k and v sum over
+    candidates in their order.
+
+    Source: the online softmax of Milakov and Gimelshein, 2018; tiling as in Dao et al., 2022.
+    """
+    return torch.ops.ikbo.target_attention.default(
+        q, k, v, cand_to_user, user_lengths, cand_lengths, user_mask, scale
+    )
+
+
+@torch.library.register_fake("ikbo::target_attention")
+def _target_attention_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cand_to_user: Tensor,
+    user_lengths: Tensor | None = None,
+    cand_lengths: Tensor | None = None,
+    user_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    sizes = sizes_by_letter(
+        "target_attention",
+        q=(q, "B Q H D"),
+        k=(k, "U S H_kv D"),
+        v=(v, "U S H_kv D"),
+        cand_to_user=(cand_to_user, "B"),
+        user_lengths=(user_lengths, "U"),
+        cand_lengths=(cand_lengths, "B"),
+        user_mask=(user_mask, "U S"),
+    )
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    return out, q.new_empty(sizes["B"], sizes["H"], sizes["Q"], dtype=lse_dtype)
+
+
+@torch.library.register_fake("ikbo::_target_attention_backward")
+def _target_attention_backward_fake(
+    grad_out: Tensor, grad_lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad_q, grad_k, grad_v = (
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v)
+    )
+    return grad_q, grad_k, grad_v
+
+
+def _target_attention_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, scale = inputs
+    ctx.scale = scale
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _target_attention_backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> Grads:
+    *tensors, out, lse = ctx.saved_tensors
+    grads = torch.ops.ikbo._target_attention_backward.default(
+        grad_out, grad_lse, *tensors, ctx.scale, out, lse
+    )
+    return (*grads, None, None, None, None, None)
+
+
+register("target_attention", _target_attention_backward, _target_attention_setup)

@@ -117,33 +117,34 @@ std::unique_ptr<Loader> load_package(const Package& package, int num_sessions) {
   });
 }
 
+std::vector<at::Tensor> wrap(const RunInputs& inputs) {
+  std::vector<at::Tensor> tensors;
+  for (const TensorView& view : inputs.tensors) {
+    // Compiled code does not write to its inputs.
+    tensors.push_back(at::from_blob(const_cast<void*>(view.data), view.shape,
+                                    at::TensorOptions(to_torch(view.dtype))));
+  }
+  return tensors;
+}
+
 bool contains(const TensorView& input, const at::Tensor& output) {
   const auto* begin = static_cast<const std::byte*>(input.data);
   const auto* data = static_cast<const std::byte*>(output.const_data_ptr());
   return data >= begin && data < begin + input.bytes;
 }
 
-// A result as a tensor that owns its storage: compiled code may return strided views, and inputs
-// themselves where the model passes them through.
-Tensor to_tensor(const at::Tensor& result, const TensorSpec& spec, const RunInputs& inputs) {
-  IKBO_CHECK(result.scalar_type() == to_torch(spec.dtype), "output ", spec.name,
-             " must have dtype ", name_of(spec.dtype),
-             " as the manifest says; the compiled code "
-             "returned ",
-             c10::toString(result.scalar_type()));
-  at::Tensor dense = result.contiguous();
-  for (const TensorView& input : inputs.tensors) {
-    if (contains(input, dense)) {
-      dense = dense.clone();
+// Results as dense tensors that own their storage: compiled code may return strided views, and its
+// inputs themselves where the model passes them through.
+std::vector<at::Tensor> own(std::vector<at::Tensor> results, const RunInputs& inputs) {
+  for (at::Tensor& result : results) {
+    result = result.contiguous();
+    for (const TensorView& input : inputs.tensors) {
+      if (contains(input, result)) {
+        result = result.clone();
+      }
     }
   }
-  Tensor tensor;
-  tensor.dtype = spec.dtype;
-  tensor.shape = dense.sizes().vec();
-  tensor.data = dense.const_data_ptr();
-  tensor.bytes = dense.nbytes();
-  tensor.owner = std::make_shared<at::Tensor>(std::move(dense));
-  return tensor;
+  return results;
 }
 
 class AotiExecutor final : public Executor {
@@ -152,28 +153,32 @@ class AotiExecutor final : public Executor {
       : manifest_(package.manifest()), loader_(load_package(package, num_sessions)) {}
 
   std::vector<Tensor> run(const RunInputs& inputs) override {
-    return guarded("model " + manifest_.model_name, [&] {
-      // Gives a new thread the process's intra-op thread count.
-      at::internal::lazy_init_num_threads();
-      const c10::InferenceMode inference_mode;
-      std::vector<at::Tensor> tensors;
-      for (const TensorView& view : inputs.tensors) {
-        // Compiled code does not write to its inputs.
-        tensors.push_back(at::from_blob(const_cast<void*>(view.data), view.shape,
-                                        at::TensorOptions(to_torch(view.dtype))));
-      }
-      const std::vector<at::Tensor> results = loader_->boxed_run(std::move(tensors));
-      IKBO_CHECK(results.size() == manifest_.outputs.size(), "must return ",
-                 manifest_.outputs.size(), " outputs as the manifest says; got ", results.size());
-      std::vector<Tensor> outputs;
-      for (std::size_t i = 0; i < results.size(); ++i) {
-        outputs.push_back(to_tensor(results[i], manifest_.outputs[i], inputs));
-      }
-      return outputs;
-    });
+    // Gives a thread that is new to PyTorch the process's intra-op thread count.
+    at::internal::lazy_init_num_threads();
+    const c10::InferenceMode inference_mode;
+    const std::vector<at::Tensor> results = guarded(
+        "model " + manifest_.model_name + ": the compiled code failed (its log has the cause)",
+        [&] { return own(loader_->boxed_run(wrap(inputs)), inputs); });
+    IKBO_CHECK(results.size() == manifest_.outputs.size(), "model ", manifest_.model_name,
+               ": the compiled code must return ", manifest_.outputs.size(), " outputs; got ",
+               results.size());
+    std::vector<Tensor> outputs;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      outputs.push_back(to_tensor(results[i], manifest_.outputs[i]));
+    }
+    return outputs;
   }
 
  private:
+  Tensor to_tensor(const at::Tensor& result, const TensorSpec& spec) const {
+    IKBO_CHECK(result.scalar_type() == to_torch(spec.dtype), "model ", manifest_.model_name,
+               ": output ", spec.name, " must be ", name_of(spec.dtype),
+               " as the manifest says; the compiled code returned ",
+               c10::toString(result.scalar_type()));
+    return {spec.dtype, result.sizes().vec(), std::make_shared<at::Tensor>(result),
+            result.const_data_ptr(), result.nbytes()};
+  }
+
   Manifest manifest_;
   std::unique_ptr<Loader> loader_;
 };

@@ -14,7 +14,7 @@ from ikbo import _load
 
 _load.load()
 
-from ikbo.ops import bmm, expand, lce, linear  # noqa: E402  (needs the operators)
+from ikbo.ops import bmm, expand, lce, linear, target_attention  # noqa: E402  (needs the operators)
 
 if TYPE_CHECKING:
     from ikbo import nn
@@ -31,6 +31,7 @@ __all__ = [
     "linear",
     "nn",
     "package",
+    "target_attention",
     "transform",
 ]
 

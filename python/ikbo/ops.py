@@ -10,5 +10,6 @@ from ikbo._bmm import bmm
 from ikbo._expand import expand
 from ikbo._lce import lce
 from ikbo._linear import linear
+from ikbo._target_attention import target_attention
 
-__all__ = ["bmm", "expand", "lce", "linear"]
+__all__ = ["bmm", "expand", "lce", "linear", "target_attention"]

@@ -11,6 +11,7 @@
 #include "cpu/expand_config.h"
 #include "cpu/lce_config.h"
 #include "cpu/linear_config.h"
+#include "ikbo/target_attention.h"
 
 namespace ikbo::ops {
 namespace {
@@ -54,6 +55,19 @@ std::string select_bmm(const Query& query) {
                                           query.is_16_bit()));
 }
 
+std::string select_target_attention(const Query& query) {
+  return to_string(select_target_attention_config({
+      .num_users = static_cast<int32_t>(query.num_users),
+      .num_candidates = static_cast<int32_t>(query.num_candidates),
+      .num_queries = static_cast<int32_t>(query.dims[0]),
+      .num_keys = static_cast<int32_t>(query.dims[1]),
+      .num_heads = static_cast<int32_t>(query.dims[2]),
+      .num_kv_heads = static_cast<int32_t>(query.dims[3]),
+      .head_dim = static_cast<int32_t>(query.dims[4]),
+      .dtype = query.dtype == "float64" ? DType::kFloat64 : DType::kFloat32,
+  }));
+}
+
 struct Selector {
   std::string_view op;
   const char* dims;  // the operator's remaining sizes, in order
@@ -66,6 +80,7 @@ constexpr std::array kCpuSelectors{
     Selector{"expand", "[row elements]", 1, select_expand},
     Selector{"lce", "[M, N, K_user, K_cand]", 4, select_lce},
     Selector{"linear", "[M, K_user, K_cand]", 3, select_linear},
+    Selector{"target_attention", "[Q, S, H, H_kv, D]", 5, select_target_attention},
 };
 
 // Devices without kernels of ours all run the composite.

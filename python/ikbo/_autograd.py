@@ -14,12 +14,12 @@ class _RefuseSecondOrder(torch.autograd.Function):
     """Identity on first-order gradients; differentiating them again is an error."""
 
     @staticmethod
-    def forward(ctx: Any, op: str, *grads: Tensor | None) -> Grads:  # type: ignore[override]
+    def forward(ctx: Any, op: str, *grads: Tensor | None) -> Grads:
         ctx.op = op
         return tuple(None if grad is None else grad.view_as(grad) for grad in grads)
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Grads:  # type: ignore[override]
+    def backward(ctx: Any, *_: Tensor) -> Grads:
         raise RuntimeError(
             f"ikbo::{ctx.op}: second-order gradients are not supported; differentiate once, or "
             "write the operator as broadcast and PyTorch operators where a second derivative is "

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pass: from an unmodified ranking model to one whose user inputs stay at user batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, ShapesCollection
+
+from ikbo.transform.capture import INDEX, Captured, capture
+from ikbo.transform.errors import TransformError
+from ikbo.transform.interpret import FactoredModel
+from ikbo.transform.spec import Spec
+from ikbo.transform.spec_build import batch_symbols, build_spec
+from ikbo.transform.verify import verify as _verify
+
+__all__ = ["Spec", "TransformError", "TransformedModule", "explain", "transform"]
+
+# Batch sizes to export with: primes, so that neither is a multiple of the other or of a feature
+# size.
+_USER_SIZES = (7, 5, 3, 2)
+_CANDIDATE_SIZES = (23, 19, 17, 13, 11)
+
+
+class TransformedModule(nn.Module):
+    """A model whose user inputs have batch U and whose candidate inputs have batch B.
+
+    It is called like the unmodified model, with the keyword `cand_to_user` (int32 `[B]`, the user
+    row of each candidate) added. Results have batch B.
+
+    Attributes:
+        exported_program: the program, with the named dimensions U and B.
+        roles: input name to "user", "candidate" or "index", in the order of the flat inputs.
+        spec: what became of each operator.
+    """
+
+    def __init__(self, program: ExportedProgram, roles: Mapping[str, str], spec: Spec) -> None:
+        super().__init__()
+        self.exported_program = program
+        self.roles = dict(roles)
+        self.spec = spec
+        self.module = program.module()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def report(self) -> str:
+        """The spec as a table; see `Spec.table`."""
+        return self.spec.table()
+
+
+def transform(
+    model: nn.Module | ExportedProgram,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any],
+    request_only: Sequence[str],
+    *,
+    max_users: int = 64,
+    max_candidates: int = 8192,
+    verify: bool = True,
+) -> TransformedModule:
+    """Rewrites a model so that everything that depends on the user alone runs once per user.
+
+    `transformed(user[U], cand[B], cand_to_user=i) == model(user[i], cand)`
+
+    Args:
+        model: an `nn.Module` in eval mode, or an `ExportedProgram` with one dynamic batch size.
+        example_inputs: inputs of the unmodified model, positional (tuple) or by keyword (dict),
+            tensors nested as the model takes them. Every tensor has the batch as its first axis, user
+            rows replicated. At least 8 distinct user rows and 8 distinct candidate rows: the result
+            is verified on them.
+        request_only: names of the inputs that are the same for all candidates of a request. A
+            nested input is named by its path, `features.age`; a container's name stands for all in it.
+            Where the only argument is a container, names are its keys.
+        max_users, max_candidates: largest U and B of a run.
+        verify: compare with the unmodified model in fp64 before returning.
+
+    Returns:
+        The transformed module.
+
+    Errors:
+        TypeError, ValueError: an argument is not as described.
+        TransformError: the model cannot be split, or the result differs; the text names the
+            operator and its source line.
+
+    Cost:
+        Two exports, and some runs of the unmodified model on up to 64 rows.
+
+    Notes: weights are copied where they were sliced or folded and shared where not.
+    """
+    for name, value in (("max_users", max_users), ("max_candidates", max_candidates)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+            raise ValueError(f"ikbo.transform: {name} must be an int in 1..2^31-1; got {value!r}")
+    captured = capture(model, example_inputs, request_only)
+    limits = (max_users, max_candidates)
+    factored, flat, index = _factor(captured, limits)
+    program = _export(captured, factored, flat, index, limits)
+    spec = build_spec(captured, program, factored.broadcasts, limits)
+    module = TransformedModule(program, captured.roles | {INDEX: "index"}, spec)
+    if verify:
+        _verify(model, captured, module, limits)
+    return module
+
+
+def explain(
+    model: nn.Module | ExportedProgram,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any],
+    request_only: Sequence[str],
+    *,
+    max_users: int = 64,
+    max_candidates: int = 8192,
+) -> Spec:
+    """The compilation spec of a model: what `transform` makes of each operator, and why.
+
+    Takes the arguments of `transform`, raises its errors, and verifies as it does.
+
+    Returns:
+        The spec; `table()` is for people, `to_json()` for programs.
+    """
+    return transform(
+        model, example_inputs, request_only, max_users=max_users, max_candidates=max_candidates
+    ).spec
+
+
+def _factor(captured: Captured, limits: tuple[int, int]) -> tuple[FactoredModel, list[Any], Tensor]:
+    """The walked model, with the inputs it was walked and will be exported with."""
+    fixed = _feature_sizes(captured)
+    num_users = _pick(_USER_SIZES, limits[0], fixed)
+    num_candidates = _pick(_CANDIDATE_SIZES, limits[1], fixed | {num_users})
+    flat = []
+    for x, role in zip(captured.flat, captured.flat_roles, strict=True):
+        if role is not None:
+            count = num_users if role == "user" else num_candidates
+            x = x[torch.arange(count, device=x.device) % x.shape[0]]
+        flat.append(x)
+    device = next(x.device for x in flat if isinstance(x, Tensor))
+    index = torch.arange(num_candidates, dtype=torch.int32, device=device) % num_users
+    return FactoredModel(captured, flat, index), flat, index
+
+
+def _feature_sizes(captured: Captured) -> set[int]:
+    values = [node.meta.get("val") for node in captured.program.graph.nodes]
+    return {d for v in values if isinstance(v, Tensor) for d in v.shape if isinstance(d, int)}
+
+
+def _pick(sizes: Sequence[int], limit: int, taken: set[int]) -> int:
+    """A size within the range that divides no feature size, so that no shape fits by accident."""
+    fitting = [size for size in sizes if size <= limit] or [max(limit, 2)]
+    return next((s for s in fitting if all(size % s for size in taken)), fitting[0])
+
+
+def _export(
+    captured: Captured,
+    factored: FactoredModel,
+    flat: list[Any],
+    index: Tensor,
+    limits: tuple[int, int],
+) -> ExportedProgram:
+    """Step 5: the walk, written down as a program with the dimensions U and B."""
+    # An exported dimension must allow more than one size.
+    users = Dim("U", min=1, max=max(limits[0], 2))
+    candidates = Dim("B", min=1, max=max(limits[1], 2))
+    shapes = ShapesCollection()
+    for x, role in zip(flat, captured.flat_roles, strict=True):
+        if role is not None:
+            shapes[x] = {0: users if role == "user" else candidates}
+    shapes[index] = {0: candidates}
+    args, kwargs = captured.nest(flat)
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                factored, args, {**kwargs, INDEX: index}, dynamic_shapes=shapes
+            )
+        batch_symbols(program, captured)
+    except Exception as error:
+        raise TransformError(
+            f"ikbo.transform: the model needs U and B to have fixed sizes: {error}"
+        ) from error
+    program.graph_module.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return program

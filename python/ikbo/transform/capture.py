@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 1: the model as one graph with one batch symbol, and the names and roles of its inputs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
+
+from ikbo.transform.errors import TransformError
+
+INDEX = "cand_to_user"
+# The batch of the unmodified model is bounded only by what an index can address.
+_MAX_BATCH = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The model's graph and what is known about its inputs.
+
+    `program` has one batch symbol (`batch`) and functional ATen operators. `names` has one entry
+    per flat input, None where it is not a tensor.
+    """
+
+    program: ExportedProgram
+    batch: sympy.Symbol
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: tuple[str | None, ...]
+    roles: dict[str, str]
+    signature: inspect.Signature
+
+    @property
+    def flat(self) -> list[Any]:
+        """The example inputs, flat."""
+        return pytree.tree_leaves((self.args, self.kwargs))
+
+    @property
+    def flat_roles(self) -> list[str | None]:
+        return [None if name is None else self.roles[name] for name in self.names]
+
+    def nest(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Flat inputs as positional and keyword arguments."""
+        _, spec = pytree.tree_flatten((self.args, self.kwargs))
+        return pytree.tree_unflatten(list(flat), spec)
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Arguments as flat inputs.
+
+        Errors:
+            TypeError: their structure is not that of the example inputs.
+        """
+        ordered = {name: kwargs[name] for name in self.kwargs if name in kwargs}
+        ordered |= {name: value for name, value in kwargs.items() if name not in ordered}
+        flat, spec = pytree.tree_flatten((args, ordered))
+        _, expected = pytree.tree_flatten((self.args, self.kwargs))
+        if spec != expected:
+            raise TypeError(
+                f"ikbo.transform: inputs must have the structure of the example inputs, {expected}; "
+                f"got {spec}"
+            )
+        return flat
+
+
+def capture(
+    model: nn.Module | ExportedProgram,
+    example_inputs: tuple[Any, ...] | Mapping[str, Any],
+    request_only: Sequence[str],
+) -> Captured:
+    """Exports the model once with one batch symbol, without decomposing its operators."""
+    args, kwargs = _split_inputs(example_inputs)
+    if isinstance(model, ExportedProgram):
+        program, signature = model, _program_signature(model)
+    elif isinstance(model, nn.Module):
+        signature = inspect.signature(model.forward)
+    else:
+        raise TypeError(
+            "ikbo.transform: model must be an nn.Module or an ExportedProgram; "
+            f"got {type(model).__name__}"
+        )
+    names = _input_names(signature, args, kwargs)
+    roles = _roles(names, request_only)
+    _check_batch(names, pytree.tree_leaves((args, kwargs)))
+    if not isinstance(model, ExportedProgram):
+        program = _export(model, args, kwargs)
+    with torch.no_grad():
+        program = program.run_decompositions({})
+    _refuse_mutation(program)
+    return Captured(program, _batch_symbol(program), args, kwargs, names, roles, signature)
+
+
+def _split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, list | tuple):
+        return tuple(example_inputs), {}
+    raise TypeError(
+        "ikbo.transform: example_inputs must be a tuple (positional arguments) or a dict (keyword "
+        f"arguments); got {type(example_inputs).__name__}"
+    )
+
+
+def _program_signature(program: ExportedProgram) -> inspect.Signature:
+    call = program.module_call_graph[0].signature
+    names = (call.forward_arg_names if call is not None else None) or []
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+
+def _input_names(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str | None, ...]:
+    """One name per flat input: parameter, then keys, joined by dots.
+
+    Where the only argument is a container, its keys alone are the names.
+    """
+    parameters = list(signature.parameters)
+    positional = [parameters[i] if i < len(parameters) else f"arg{i}" for i in range(len(args))]
+    leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
+    is_sole = len(args) + len(kwargs) == 1
+    names: list[str | None] = []
+    for path, value in leaves:
+        keys = [_key(entry) for entry in path[1:]]
+        if path[0].idx == 0:
+            keys[0] = positional[int(keys[0])]
+        if is_sole and len(keys) > 1:
+            keys = keys[1:]
+        names.append(".".join(keys) if isinstance(value, Tensor) else None)
+    return tuple(names)
+
+
+def _key(entry: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)
+
+
+def _roles(names: Sequence[str | None], request_only: Sequence[str]) -> dict[str, str]:
+    known = [name for name in names if name is not None]
+    if INDEX in known:
+        raise ValueError(
+            f"ikbo.transform: an input of the model is called {INDEX!r}, which is the name of the "
+            "index that the transformed model takes; rename the input"
+        )
+    if isinstance(request_only, str) or not request_only:
+        raise ValueError(
+            "ikbo.transform: request_only must be a list with at least one input name; "
+            f"got {request_only!r}; the inputs are {known}"
+        )
+    users: set[str] = set()
+    for wanted in request_only:
+        found = [name for name in known if name == wanted or name.startswith(f"{wanted}.")]
+        if not found:
+            raise ValueError(
+                f"ikbo.transform: request_only has {wanted!r}, which is no input of the model; "
+                f"the inputs are {known}"
+            )
+        users.update(found)
+    return {name: "user" if name in users else "candidate" for name in known}
+
+
+def _check_batch(names: Sequence[str | None], flat: Sequence[Any]) -> None:
+    tensors = {n: x for n, x in zip(names, flat, strict=True) if n is not None}
+    for name, tensor in tensors.items():
+        if tensor.ndim == 0:
+            raise ValueError(
+                f"ikbo.transform: input {name!r} must have the batch as its first axis; "
+                "got a tensor without axes; make it a buffer of the model"
+            )
+    sizes = {name: tensor.shape[0] for name, tensor in tensors.items()}
+    if len(set(sizes.values())) != 1:
+        raise ValueError(
+            "ikbo.transform: all example inputs must have one batch size, user rows replicated; "
+            f"got {sizes}"
+        )
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    shapes = ShapesCollection()
+    batch = Dim("batch", min=1, max=_MAX_BATCH)
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, Tensor):
+            shapes[leaf] = {0: batch}
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    # The fused encoder operators of nn.Transformer hide what the rules look for.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
+    except Exception as error:
+        raise TransformError(
+            "ikbo.transform: torch.export could not capture the model with a free batch size: "
+            f"{_first_lines(str(error))}"
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def _first_lines(text: str, count: int = 12) -> str:
+    return "\n".join(text.strip().splitlines()[:count])
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    nodes = {node.name: node for node in program.graph.nodes}
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            what = "buffer" if spec.kind is OutputKind.BUFFER_MUTATION else "input"
+            raise TransformError(
+                f"ikbo.transform: the model writes to its {what} {spec.target!r} "
+                f"({source_line(nodes[spec.arg.name])}); a ranking model must not change when it "
+                "runs: call model.eval(), or write to a copy"
+            )
+
+
+def _batch_symbol(program: ExportedProgram) -> sympy.Symbol:
+    found: dict[str, Any] = {}
+    nodes = {node.name: node for node in program.graph.nodes}
+    for name in program.graph_signature.user_inputs:
+        value = nodes[name].meta.get("val") if isinstance(name, str) and name in nodes else None
+        if isinstance(value, Tensor):
+            size = value.shape[0]
+            found[str(name)] = size.node.expr if isinstance(size, torch.SymInt) else size
+            others = [d for d in value.shape[1:] if isinstance(d, torch.SymInt)]
+            if others:
+                raise TransformError(
+                    f"ikbo.transform: only the batch may be dynamic; input {name!r} has the shape "
+                    f"{tuple(value.shape)}; export it with its other axes static"
+                )
+    symbols = set(found.values())
+    if len(symbols) != 1 or not isinstance(next(iter(symbols)), sympy.Symbol):
+        raise TransformError(
+            "ikbo.transform: the first axis of every input must be one dynamic batch size; "
+            f"got {found}; export the program with one Dim for all inputs"
+        )
+    return symbols.pop()
+
+
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n +(?P<code>[^\n]*))?'
+)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """Where the model's source calls an operator: "file.py:12 (submodule): code"."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    ours = [frame for frame in frames if not frame["file"].startswith(_TORCH)] or frames
+    if not ours:
+        return "source line unknown"
+    frame = ours[-1]
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    module = f" ({stack[-1][0]})" if stack and stack[-1][0] else ""
+    return f"{Path(frame['file']).name}:{frame['line']}{module}: {(frame['code'] or '').strip()}"

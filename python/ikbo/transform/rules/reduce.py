@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over a mixed axis, and pooled look-ups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ikbo.transform import forms as f
+from ikbo.transform.forms import Cand, Concat, Form, PerBatch, Rows, Sum, User
+from ikbo.transform.rules.registry import rule
+
+if TYPE_CHECKING:
+    from ikbo.transform.walk import Walk
+
+aten = torch.ops.aten
+
+
+@rule(aten.sum.dim_IntList)
+def sum_(walk: Walk, x: Form, dim: Any, keepdim: bool = False, **options: Any) -> Form | None:
+    """A22: a sum over the axis of a concatenation is a sum of sums.
+
+    before: sum(cat([expand(u), c], 1), 1)    after: Sum(sum(u, 1) at U, sum(c, 1) at B)
+    """
+    if not isinstance(x, Concat) or not dim or not f.dtype(x).is_floating_point:
+        return None
+    axes = [f.normal_axis(d, f.rank(x)) for d in dim]
+    if x.axis not in axes or x.rows.axis in axes:
+        return None
+    sums = [walk.apply(aten.sum.dim_IntList, p, dim, keepdim, **options) for p in x.parts]
+    users = [walk.at_users(s) for s in sums if f.is_user_only(s)]
+    cands = [s.tensor for s in sums if isinstance(s, Cand)]
+    rows = next(s.rows for s in sums if isinstance(s, Cand))
+    return Sum(User(sum(users[1:], users[0]), rows), Cand(sum(cands[1:], cands[0]), rows), rows)
+
+
+@rule(aten.mean.dim)
+def mean(walk: Walk, x: Form, dim: Any, keepdim: bool = False, **options: Any) -> Form | None:
+    """A22: before: mean(cat([expand(u), c], 1), 1); after: the sum, divided at each batch."""
+    if not isinstance(x, Concat) or not dim:
+        return None
+    axes = [f.normal_axis(d, f.rank(x)) for d in dim]
+    total = walk.apply(aten.sum.dim_IntList, x, dim, keepdim, **options) if x.axis in axes else None
+    if not isinstance(total, Sum) or x.rows.axis in axes:
+        return None
+    count = f.product([f.shape(x)[axis] for axis in axes], 1)
+    user, cand = walk.evaluate(total.user), walk.evaluate(total.cand)
+    return Sum(
+        User(user.tensor / count, user.rows), Cand(cand.tensor / count, cand.rows), total.rows
+    )
+
+
+@rule(aten.embedding_bag.padding_idx)
+def embedding_bag(
+    walk: Walk, weight: Form, indices: Form, offsets: Form, *options: Any
+) -> tuple[Any, ...] | None:
+    """A22: bags of equal size, one per row, pooled at the batch of their indices.
+
+    before: embedding_bag(W, view(expand(ids [U, k]), -1), arange(0, B k, k))    at B
+    after:  embedding_bag(W, view(ids, -1), arange(0, U k, k))                   at U
+    """
+    plain = isinstance(offsets, PerBatch) and isinstance(indices, User) and f.rank(indices) == 1
+    if not plain or not f.is_user_only(weight) or isinstance(weight, User):
+        return None
+    if any(isinstance(x, f.FORMS) for x in options):
+        return None
+    rows = indices.rows
+    step = rows.inner
+    if rows != Rows(0, 1, step) or not _is_strided(walk, offsets, step):
+        return None
+    out = aten.embedding_bag.padding_idx(
+        walk.use(weight), indices.tensor, offsets.make(walk.num_users), *options
+    )
+    return (User(out[0], Rows()), None, None, None)
+
+
+def _is_strided(walk: Walk, offsets: PerBatch, step: int) -> bool:
+    return walk.constants.fold(lambda: offsets.make(3).tolist() == [0, step, 2 * step])

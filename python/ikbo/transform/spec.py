@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compilation spec: what becomes of each of the model's operators, and what that saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ikbo.transform.cost import Formula
+
+# Ratios of candidates to users at which the table shows what is saved.
+_RATIOS = (1, 10, 70, 1000)
+
+
+@dataclass(frozen=True)
+class KernelRange:
+    """The kernel of one ikbo operator over a part of the range; bounds are inclusive."""
+
+    op: str
+    users: tuple[int, int]
+    candidates: tuple[int, int]
+    kernel: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operator of the model.
+
+    `batch` names the batches that it runs at now: "U", "B", both, or none ("" for what was computed
+    ahead of time or is done by another row). `emitted` are the operators that do its work.
+    """
+
+    name: str
+    op: str
+    source: str
+    batch: str
+    emitted: tuple[str, ...]
+    kernels: tuple[KernelRange, ...]
+    flops_before: Formula
+    flops_after: Formula
+    bytes_before: Formula
+    bytes_after: Formula
+    blocked: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The compilation spec of a transformed model.
+
+    `num_users` and `num_candidates` are the sizes at which `table` evaluates the formulas. Before
+    the transformation all work runs at B; the formulas `*_before` hold for the unmodified model
+    with the users' rows repeated.
+    """
+
+    max_users: int
+    max_candidates: int
+    num_users: int
+    num_candidates: int
+    rows: tuple[Row, ...]
+
+    def total(self, field: str, num_users: int, num_candidates: int) -> float:
+        """Sum over the rows of `flops_before`, `flops_after`, `bytes_before` or `bytes_after`."""
+        return sum(getattr(row, field)(num_users, num_candidates) for row in self.rows)
+
+    def at(self, num_users: int, num_candidates: int) -> Spec:
+        """The same spec, its table evaluated at other sizes."""
+        return replace(self, num_users=num_users, num_candidates=num_candidates)
+
+    def table(self) -> str:
+        """One line per operator that computes or moves data, then the totals at several ratios."""
+        sizes = (self.num_users, self.num_candidates)
+        head = ("operator", "at", "MFLOP", "now", "MB", "now", "kernel", "blocked", "source")
+        lines = [head]
+        for row in self.rows:
+            numbers = [row.flops_before, row.flops_after, row.bytes_before, row.bytes_after]
+            kernels = dict.fromkeys(k.kernel for k in row.kernels)
+            lines.append(
+                (
+                    row.name, row.batch or "-", *[f"{n(*sizes) / 1e6:.2f}" for n in numbers],
+                    ", ".join(kernels) or "-", "; ".join(row.blocked) or "-", row.source,
+                )
+            )  # fmt: skip
+        return "\n".join([f"U={sizes[0]}, B={sizes[1]}", *_aligned(lines), "", *self._totals()])
+
+    def _totals(self) -> Iterable[str]:
+        for ratio in _RATIOS:
+            users = max(1, min(self.max_users, self.max_candidates // ratio, 8))
+            sizes = (users, users * ratio)
+            flops = [self.total(f"flops_{when}", *sizes) for when in ("before", "after")]
+            moved = [self.total(f"bytes_{when}", *sizes) for when in ("before", "after")]
+            yield (
+                f"ratio {ratio} (U={sizes[0]}, B={sizes[1]}): "
+                f"{flops[0] / 1e6:.1f} -> {flops[1] / 1e6:.1f} MFLOP, "
+                f"{moved[0] / 1e6:.1f} -> {moved[1] / 1e6:.1f} MB"
+            )
+
+    def to_json(self) -> str:
+        """The spec as JSON text; formulas are polynomials in U and B."""
+
+        def encode(value: Any) -> Any:
+            return str(value) if isinstance(value, Formula) else value
+
+        document = {
+            "max_users": self.max_users,
+            "max_candidates": self.max_candidates,
+            "num_users": self.num_users,
+            "num_candidates": self.num_candidates,
+            "rows": [
+                {key: encode(getattr(row, key)) for key in Row.__dataclass_fields__}
+                | {"kernels": [asdict(k) for k in row.kernels]}
+                for row in self.rows
+            ],
+        }
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Spec:
+        """Reads what `to_json` wrote."""
+        document = json.loads(text)
+        rows = tuple(_row_from_json(row) for row in document.pop("rows"))
+        return cls(**document, rows=rows)
+
+
+def _row_from_json(row: dict[str, Any]) -> Row:
+    formulas = ("flops_before", "flops_after", "bytes_before", "bytes_after")
+    kernels = tuple(
+        KernelRange(k["op"], tuple(k["users"]), tuple(k["candidates"]), k["kernel"])
+        for k in row["kernels"]
+    )
+    changes = {name: Formula.parse(row[name]) for name in formulas}
+    changes |= {name: tuple(row[name]) for name in ("emitted", "blocked")}
+    return Row(**(row | changes | {"kernels": kernels}))
+
+
+def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

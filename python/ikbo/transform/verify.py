@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 6: the transformed program against the unmodified model with users repeated.
+
+Inputs are drawn row by row from the example inputs, user rows and candidate rows separately. The
+truth is the unmodified model in fp64; the transformed program may err as much as a small multiple
+of what the unmodified model errs in its own type, plus the rounding of one sum of the result's
+size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ikbo.transform.capture import Captured
+from ikbo.transform.errors import TransformError
+
+MIN_ROWS = 8
+
+# (users, candidates): one of each, one user, one candidate, equal counts, several ratios.
+_SIZES = ((1, 1), (1, 7), (5, 1), (4, 4), (3, 11), (8, 40), (2, 64))
+
+# The order of additions differs, which is worth about the error that the model makes anyway.
+_ERROR_FACTOR = 4
+# Roundings of the output's largest value that are granted where the model happens to be exact.
+_FLOOR_EPSILONS = 32
+
+
+def verify(
+    model: nn.Module | ExportedProgram,
+    captured: Captured,
+    transformed: Callable[..., Any],
+    limits: tuple[int, int],
+) -> None:
+    """Compares a transformed model with the model that it came from.
+
+    Args:
+        model: the unmodified model.
+        captured: its graph, inputs and roles.
+        transformed: takes user inputs at U, candidate inputs at B and `cand_to_user`.
+        limits: (max_users, max_candidates).
+
+    Errors:
+        ValueError: the example inputs have too few distinct rows to tell users apart.
+        TransformError: a result differs, naming the case, the output and both values.
+    """
+    rows = _distinct_rows(captured)
+    unmodified = _module(model)
+    exact = _in_fp64(unmodified)
+    generator = torch.Generator().manual_seed(0)
+    for max_sizes in _SIZES:
+        sizes = tuple(min(size, limit) for size, limit in zip(max_sizes, limits, strict=True))
+        index = _index(*sizes, generator)
+        at_users, at_candidates = _draw(captured, rows, index, sizes[0], generator)
+        args, kwargs = captured.nest(at_users)
+        with torch.no_grad():
+            got = transformed(*args, **kwargs, cand_to_user=index)
+            args, kwargs = captured.nest(at_candidates)
+            same_type = unmodified(*args, **kwargs)
+            truth = exact(args, kwargs)
+        _compare(f"U={sizes[0]}, B={sizes[1]}", got, same_type, truth)
+
+
+def _distinct_rows(captured: Captured) -> dict[str, Tensor]:
+    """Per role, the numbers of the example rows that differ from all others of that role."""
+    found = {}
+    for role in ("user", "candidate"):
+        tensors = [x for x, r in zip(captured.flat, captured.flat_roles, strict=True) if r == role]
+        seen: dict[tuple[bytes, ...], int] = {}
+        for row in range(tensors[0].shape[0] if tensors else 0):
+            seen.setdefault(tuple(_row_bytes(x[row]) for x in tensors), row)
+        found[role] = torch.tensor(list(seen.values()))
+        if tensors and len(seen) < MIN_ROWS:
+            raise ValueError(
+                f"ikbo.transform: example_inputs must have at least {MIN_ROWS} distinct {role} rows, "
+                f"from which the result is verified; got {len(seen)} in {tensors[0].shape[0]} rows; "
+                "take them from real requests of different users, or pass verify=False"
+            )
+    return found
+
+
+def _row_bytes(row: Tensor) -> bytes:
+    return row.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _index(num_users: int, num_candidates: int, generator: torch.Generator) -> Tensor:
+    """A shuffled, uneven index: the first user has many candidates, the last may have none."""
+    weights = torch.arange(num_users, 0, -1, dtype=torch.float) ** 2
+    if num_users > 1:
+        weights[-1] = 0
+    return torch.multinomial(weights, num_candidates, replacement=True, generator=generator).int()
+
+
+def _draw(
+    captured: Captured,
+    rows: dict[str, Tensor],
+    index: Tensor,
+    num_users: int,
+    generator: torch.Generator,
+) -> tuple[list[Any], list[Any]]:
+    """Flat inputs with user rows at U, and the same with user rows repeated at B."""
+
+    def pick(role: str, count: int) -> Tensor:
+        order = torch.randperm(len(rows[role]), generator=generator)
+        return rows[role][order.repeat(-(-count // max(len(order), 1)))[:count]]
+
+    users, candidates = pick("user", num_users), pick("candidate", len(index))
+    at_users, at_candidates = [], []
+    for x, role in zip(captured.flat, captured.flat_roles, strict=True):
+        if role is None:
+            at_users.append(x)
+            at_candidates.append(x)
+            continue
+        drawn = x[(users if role == "user" else candidates).to(x.device)]
+        at_users.append(drawn)
+        at_candidates.append(drawn[index.to(x.device).long()] if role == "user" else drawn)
+    return at_users, at_candidates
+
+
+def _module(model: nn.Module | ExportedProgram) -> nn.Module:
+    if not isinstance(model, ExportedProgram):
+        return model
+    module = model.module()
+    for node in list(module.graph.nodes):  # type: ignore[union-attr]
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)  # type: ignore[operator,union-attr]
+    module.recompile()  # type: ignore[operator]
+    return module  # type: ignore[return-value]
+
+
+class _Fp64(TorchDispatchMode):
+    """Sends every request for a smaller float type to fp64."""
+
+    _SMALL = (torch.float32, torch.float16, torch.bfloat16)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def widen(x: Any) -> Any:
+            return torch.float64 if x in self._SMALL else x
+
+        args, kwargs = pytree.tree_map_only(torch.dtype, widen, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _default_fp64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _in_fp64(module: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    double = copy.deepcopy(module).double()
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def widen(x: Tensor) -> Tensor:
+            return x.double() if x.is_floating_point() else x
+
+        args, kwargs = pytree.tree_map_only(Tensor, widen, (args, kwargs))
+        try:
+            with _default_fp64(), _Fp64():
+                return double(*args, **kwargs)
+        except Exception as error:
+            raise TransformError(
+                "ikbo.transform: the unmodified model must run in fp64, which gives the tolerance of "
+                f"the verification; it raised {type(error).__name__}: {error}"
+            ) from error
+
+    return run
+
+
+def _compare(case: str, got: Any, same_type: Any, truth: Any) -> None:
+    paths, _ = pytree.tree_flatten_with_path(got)
+    others = (pytree.tree_leaves(same_type), pytree.tree_leaves(truth))
+    for (path, ours), theirs, exact in zip(paths, *others, strict=True):
+        if isinstance(ours, Tensor):
+            name = f"output {pytree.keystr(path)}" if path else "the output"
+            _compare_tensor(f"{name} at {case}", ours, theirs, exact)
+
+
+def _compare_tensor(what: str, ours: Tensor, theirs: Tensor, exact: Tensor) -> None:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise TransformError(
+            f"ikbo.transform: {what} is {ours.dtype} {list(ours.shape)} instead of {theirs.dtype} "
+            f"{list(theirs.shape)}"
+        )
+    if not ours.is_floating_point():
+        _check(what, ours != theirs, ours, theirs)
+        return
+    finite = torch.isfinite(exact)
+    _check(what, torch.where(finite, torch.isfinite(ours), ours.double() == exact).logical_not()
+           & ~(torch.isnan(ours) & torch.isnan(exact)), ours, exact)  # fmt: skip
+    exact = exact.where(finite, torch.zeros_like(exact))
+    error = (ours.double() - exact).where(finite, torch.zeros_like(exact)).abs()
+    peer = (theirs.double() - exact).where(finite, torch.zeros_like(exact)).abs()
+    scale = exact.abs().max() if exact.numel() else exact.new_zeros(())
+    limit = _ERROR_FACTOR * (peer.max() if peer.numel() else 0)
+    limit = limit + _FLOOR_EPSILONS * torch.finfo(ours.dtype).eps * scale
+    _check(f"{what} (allowed error {float(limit):.3g})", error > limit, ours, exact)
+
+
+def _check(what: str, wrong: Tensor, ours: Tensor, expected: Tensor) -> None:
+    if not wrong.any():
+        return
+    where = wrong.nonzero()[0].tolist()
+    raise TransformError(
+        f"ikbo.transform: {what} differs from the unmodified model with users repeated, first at "
+        f"{where}: got {ours[tuple(where)].item()}, expected {expected[tuple(where)].item()}; the "
+        "rewrite is wrong for this model: please report it"
+    )
+
+
+__all__: Sequence[str] = ["verify"]

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One walk over a model: constants, broadcasts and the default treatment of an operator.
+
+A walk knows forms and how to compute with them; it knows neither the graph nor any operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import traceback as fx_traceback
+
+from ikbo.transform import forms as f
+from ikbo.transform import rowwise
+from ikbo.transform.constants import Constants
+from ikbo.transform.errors import TransformError
+from ikbo.transform.forms import (
+    Affine,
+    Cand,
+    Concat,
+    Const,
+    Form,
+    PerBatch,
+    Product,
+    Rows,
+    Size,
+    Sum,
+    User,
+)
+from ikbo.transform.rules import rules_of
+
+# Where a node of the new graph says which node of the model it comes from.
+ORIGIN = "ikbo_origin"
+
+
+class Walk:
+    """State of one walk.
+
+    Args:
+        constants: shared by all walks over a model.
+        cand_to_user: int32 `[B]`.
+        num_users: U; an int, or a symbol under export.
+        fetch: from a constant's name to the tensor to compute with; None reads `constants`.
+    """
+
+    def __init__(
+        self,
+        constants: Constants,
+        cand_to_user: Tensor,
+        num_users: Any,
+        fetch: Callable[[str], Tensor] | None = None,
+    ) -> None:
+        self.constants = constants
+        self.cand_to_user = cand_to_user
+        self.num_users = num_users
+        self.num_candidates = cand_to_user.shape[0]
+        self.fetch = fetch or constants.tensors.__getitem__
+        # Where the walk is: the model's node, and where the batch is in its result.
+        self.node = "?"
+        self.node_rows: Rows | None = None
+        # (node, reason) for every user value that had to be broadcast.
+        self.broadcasts: list[tuple[str, str]] = []
+        self._materialised: dict[int, tuple[Form, Tensor]] = {}
+
+    # Constants
+
+    def fold(self, compute: Callable[[], Tensor], name: str, rows: Rows | None = None) -> Const:
+        """A constant computed from constants, never in the graph."""
+        return Const(self.constants.fold(compute), rows, name)
+
+    def use(self, const: Const) -> Tensor:
+        """The tensor of a constant, to compute with in the graph."""
+        return self.fetch(self.constants.name(const))
+
+    # Values at U and at B
+
+    def at_users(self, form: Const | User) -> Tensor:
+        """The value with one row per user; a constant without a batch axis stays as it is."""
+        if isinstance(form, User):
+            return form.tensor
+        tensor = self.use(form)
+        return tensor if form.rows is None else _repeat(tensor, form.rows, self.num_users)
+
+    def materialise(self, form: Form, reason: str | None = None) -> Tensor:
+        """The value at B. The only place that broadcasts.
+
+        Args:
+            form: any form.
+            reason: why a user value is needed at B, for the report; None where it is no loss.
+        """
+        is_new = id(form) not in self._materialised
+        if reason is not None and is_new and _holds_user(form):
+            self.broadcasts.append((self.node, reason))
+        if isinstance(form, Const):
+            tensor = self.use(form)
+            return tensor if form.rows is None else _repeat(tensor, form.rows, self.num_candidates)
+        if isinstance(form, Cand):
+            return form.tensor
+        if is_new:
+            self._materialised[id(form)] = (form, self._broadcast(form))
+        return self._materialised[id(form)][1]
+
+    def _broadcast(self, form: Form) -> Tensor:
+        if isinstance(form, User):
+            return self._expand(form)
+        if isinstance(form, Concat):
+            return torch.cat([self.materialise(part) for part in form.parts], form.axis)
+        if isinstance(form, Affine):
+            return self.materialise(self.settle(form))
+        if isinstance(form, Sum):
+            return self.add_up(form)
+        assert isinstance(form, PerBatch)
+        return form.make(self.num_candidates)
+
+    def _expand(self, user: User) -> Tensor:
+        if user.base is not None and user.dims is not None:
+            return self.materialise(user.base).permute(user.dims)
+        rows = user.rows
+        assert rows is not None
+        tensor = user.tensor
+        if rows.is_plain:
+            return torch.ops.ikbo.expand(tensor, self.cand_to_user)
+        split = tensor.unflatten(rows.axis, (rows.outer, self.num_users, rows.inner))
+        rest = split.movedim(rows.axis + 1, 0)
+        gathered = torch.ops.ikbo.expand(rest, self.cand_to_user).movedim(0, rows.axis + 1)
+        return gathered.flatten(rows.axis, rows.axis + 2)
+
+    # Pending forms
+
+    def evaluate(self, term: User | Cand | Product) -> User | Cand:
+        """The tensor of a term of a `Sum`."""
+        if not isinstance(term, Product):
+            return term
+        with at_origin(term.origin):
+            weight = self.use(term.weight)
+            bias = None if term.bias is None else self.use(term.bias)
+            if term.kind == "linear":
+                out = torch.nn.functional.linear(term.x.tensor, weight, bias)
+            else:
+                out = torch.matmul(weight, term.x.tensor)
+                if bias is not None:
+                    out = out + bias.unsqueeze(-1)
+        return type(term.x)(out, term.x.rows)
+
+    def add_up(self, total: Sum, activation: str = "none") -> Tensor:
+        """The value of a `Sum` at B, as one ikbo operator where there is one."""
+        user, cand = total.user, total.cand
+        if isinstance(user, Product) and isinstance(cand, Product) and total.rows.is_plain:
+            kind, ndim = user.kind, user.x.tensor.ndim
+            if kind == cand.kind and (kind, ndim) in (("linear", 2), ("lce", 3)):
+                return self._fused(kind, user, cand, activation)
+        added = self.materialise(self.evaluate(user)) + self.evaluate(cand).tensor
+        assert activation == "none", "an activation is only fused into ikbo::linear"
+        return added
+
+    def _fused(self, kind: str, user: Product, cand: Product, activation: str) -> Tensor:
+        with at_origin(user.origin):
+            operands = (
+                user.x.tensor,
+                cand.x.tensor,
+                self.use(user.weight),
+                self.use(cand.weight),
+                None if user.bias is None else self.use(user.bias),
+                self.cand_to_user,
+            )
+            if kind == "lce":
+                return torch.ops.ikbo.lce(*operands)
+            return torch.ops.ikbo.linear(*operands, activation)
+
+    def settle(self, form: Affine) -> Concat:
+        """Computes a pending scale and shift, each part at its own batch."""
+        axis, start, parts = form.x.axis, 0, []
+        for part in form.x.parts:
+            length = f.width(part, axis)
+            for target, vector in (("mul", form.scale), ("add", form.shift)):
+                if vector is not None:
+                    piece = self._along(vector, form.x, start, length)
+                    part = self.apply(getattr(torch.ops.aten, target).Tensor, part, piece)
+            parts.append(part)
+            start += length
+        return Concat(axis, tuple(parts), form.x.rows)
+
+    def _along(self, vector: Const, x: Concat, start: int, length: int) -> Const:
+        trailing = f.rank(x) - x.axis - 1
+        return self.fold(
+            lambda: vector.tensor.narrow(0, start, length).reshape(-1, *[1] * trailing),
+            f"{vector.name}_part",
+        )
+
+    # Operators
+
+    def apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """The result of an operator on forms, as a form (or a tuple of forms)."""
+        for rule in rules_of(target):
+            result = rule(self, *args, **kwargs)
+            if result is not None:
+                return result
+        if any(isinstance(x, Affine) for x in f.leaves((args, kwargs))):
+            settled = f.map_leaves(
+                lambda x: self.settle(x) if isinstance(x, Affine) else x, (args, kwargs)
+            )
+            return self.apply(target, *settled[0], **settled[1])
+        return self._default(target, args, kwargs)
+
+    def _default(self, target: Any, args: Any, kwargs: Any) -> Any:
+        values = [x for x in f.leaves((args, kwargs)) if isinstance(x, f.FORMS)]
+        if rowwise.is_random(target, args, kwargs):
+            raise TransformError(
+                f"ikbo.transform: {target} draws random numbers, which cannot be the same for all "
+                "candidates of a user; call model.eval() or take it out of the model"
+            )
+        where = rowwise.batch_rows(target, args, kwargs)
+        if all(isinstance(x, Const) for x in values):
+            has_batch = any(x.rows is not None for x in values)
+            has_size = any(isinstance(x, Size) for x in f.leaves((args, kwargs)))
+            if where is not None or not (has_batch or has_size):
+                return self._constant(target, args, kwargs, where)
+        if where is None:
+            reason = f"{target} is not known to treat each row of the batch alone"
+            return self._at_candidates(target, args, kwargs, reason, self.node_rows)
+        if all(map(f.is_user_only, values)):
+            return self._at_users(target, args, kwargs, where)
+        parts = rowwise.distribute(self, target, args, kwargs, where)
+        if parts is not None:
+            return parts
+        reason = f"{target} mixes user and candidate values"
+        return self._at_candidates(target, args, kwargs, reason, where)
+
+    def _constant(self, target: Any, args: Any, kwargs: Any, where: Any) -> Any:
+        names = [x.name for x in f.leaves((args, kwargs)) if isinstance(x, Const)]
+        args, kwargs = f.map_leaves(
+            lambda x: x.tensor if isinstance(x, Const) else f.at(x, 1), (args, kwargs)
+        )
+        out = self.constants.fold(lambda: target(*args, **kwargs))
+        return _wrap(lambda t, rows: Const(t, rows, names[0] if names else "constant"), out, where)
+
+    def _at_users(self, target: Any, args: Any, kwargs: Any, where: Any) -> Any:
+        def read(x: Any) -> Any:
+            if isinstance(x, Const | User):
+                return self.at_users(x)
+            return f.at(x, self.num_users)
+
+        args, kwargs = f.map_leaves(read, (args, kwargs))
+        return _wrap(User, target(*args, **kwargs), where)
+
+    def _at_candidates(self, target: Any, args: Any, kwargs: Any, reason: str, where: Any) -> Any:
+        def read(x: Any) -> Any:
+            if isinstance(x, f.FORMS):
+                return self.materialise(x, reason)
+            return f.at(x, self.num_candidates)
+
+        args, kwargs = f.map_leaves(read, (args, kwargs))
+        return _wrap(Cand, target(*args, **kwargs), where)
+
+
+def _wrap(kind: Callable[[Tensor, Any], Any], out: Any, where: Any) -> Any:
+    if isinstance(out, Tensor):
+        return kind(out, where)
+    if not isinstance(out, tuple | list):
+        raise TransformError(
+            f"ikbo.transform: an operator returns a {type(out).__name__} read from a tensor; the "
+            "pass needs tensors only: keep the value in a tensor"
+        )
+    rows = where if isinstance(where, tuple) else (where,) * len(out)
+    return tuple(kind(t, r) for t, r in zip(out, rows, strict=True))
+
+
+def at_origin(node: str) -> Any:
+    """Marks what is computed inside as coming from a node of the model's graph."""
+    return fx_traceback.annotate({ORIGIN: node})
+
+
+def _holds_user(form: Form) -> bool:
+    if isinstance(form, Concat):
+        return any(isinstance(part, User) for part in form.parts)
+    return isinstance(form, User)
+
+
+def _repeat(tensor: Tensor, rows: Rows, n: Any) -> Tensor:
+    """Repeats the shared row of a constant, as a view where it can be one."""
+    if rows.outer * rows.inner == 1:
+        return tensor.expand(*tensor.shape[: rows.axis], n, *tensor.shape[rows.axis + 1 :])
+    split = tensor.unflatten(rows.axis, (rows.outer, 1, rows.inner))
+    sizes = list(split.shape)
+    sizes[rows.axis + 1] = n
+    return split.expand(sizes).flatten(rows.axis, rows.axis + 2)

@@ -12,19 +12,12 @@ import ikbo
 from examples.movielens.data import CANDIDATE_INPUTS, USER_INPUTS, MovieLens
 from examples.movielens.model import Ranker
 from examples.movielens.serving import MODEL
-from examples.movielens.split import SplitRanker
+from examples.movielens.split import SplitRanker, replicate
 from examples.movielens.train import make_batch
 
 NUM_CANDIDATES = 500
 MAX_MERGED = 4  # requests of 500 candidates in one run
 MAX_CANDIDATES = MAX_MERGED * NUM_CANDIDATES
-
-
-def replicate(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The unmodified net's inputs: the users' rows repeated for their candidates."""
-    rows = inputs["cand_to_user"].long()
-    users = {name: inputs[name][rows] for name in USER_INPUTS}
-    return users | {name: inputs[name] for name in CANDIDATE_INPUTS}
 
 
 def example_inputs(data: MovieLens) -> dict[str, Tensor]:

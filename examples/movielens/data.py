@@ -150,11 +150,13 @@ class MovieLens:
         year = np.zeros(size, dtype=np.int64)
         genres = np.zeros((size, MAX_GENRES), dtype=np.int64)
         self.titles = [""] * size
+        self.film_ids = np.array([int(row["item_id"]) for row in rows])
         for row in rows:
             item = int(row["item_id"])
             self.titles[item] = row["movie_title"]
             if row["release_year"].isdigit():
-                year[item] = min(int(row["release_year"]) - FIRST_YEAR, VOCABULARY["item_year"] - 1)
+                since = int(row["release_year"]) - FIRST_YEAR
+                year[item] = min(max(since, 1), VOCABULARY["item_year"] - 1)
             numbers = [names.index(genre) + 1 for genre in row["class"].split()][:MAX_GENRES]
             genres[item, : len(numbers)] = numbers
         score = np.where(self.popularity > 0, 1 + np.rint(2.5 * (self.mean_rating - 1)), 0)
@@ -179,10 +181,7 @@ class MovieLens:
 
     def unseen(self, user: int) -> np.ndarray:
         """Films for which the user has no event at all."""
-        seen = np.zeros(VOCABULARY["item_id"], dtype=bool)
-        seen[0] = True
-        seen[self.events[user][:, 0]] = True
-        return np.flatnonzero(~seen)
+        return np.setdiff1d(self.film_ids, self.events[user][:, 0])
 
     def user_rows(self, requests: list[Request], history: bool = True) -> dict[str, Tensor]:
         """The user inputs, one row a request; without `history` every history is empty."""

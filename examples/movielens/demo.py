@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from examples.movielens.artefacts import FOLDER, REPOSITORY, packages, trained
-from examples.movielens.contestants import MAX_CANDIDATES, MAX_MERGED, NUM_CANDIDATES, replicate
+from examples.movielens.contestants import MAX_CANDIDATES, MAX_MERGED, NUM_CANDIDATES
 from examples.movielens.data import MovieLens, Request, fetch_tables
 from examples.movielens.flops import flops_per_candidate
 from examples.movielens.measure import Answers, Exchange, Target, one_client, several_clients
 from examples.movielens.model import Ranker
 from examples.movielens.serving import Client, encode, running_server
+from examples.movielens.split import replicate
 from examples.movielens.train import make_batch
 from ikbo._load import ops_library_path
 

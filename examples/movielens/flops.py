@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from examples.movielens.contestants import replicate
 from examples.movielens.model import (
     CROSS_RANK,
     MLP,
@@ -19,6 +18,7 @@ from examples.movielens.model import (
     WIDTH,
     Ranker,
 )
+from examples.movielens.split import replicate
 
 
 def count_sdpa(query: Any, key: Any, value: Any, *_args: Any, **_options: Any) -> int:

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from examples.movielens.data import CANDIDATE_INPUTS, USER_INPUTS
 from examples.movielens.model import Ranker, UserSide
+
+
+def replicate(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs of `Ranker` from those of `SplitRanker`: user rows repeated for their candidates."""
+    rows = inputs["cand_to_user"].long()
+    users = {name: inputs[name][rows] for name in USER_INPUTS}
+    return users | {name: inputs[name] for name in CANDIDATE_INPUTS}
 
 
 class SplitRanker(nn.Module):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with `ikbo.nn` on request-grouped batches gives the losses of the plain model."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -71,7 +73,7 @@ def requests(order: str) -> list[tuple[list[Tensor], Tensor, Tensor, CandidateIn
             torch.randn(USERS, USER_FIELDS, WIDTH, generator=generator),
         ]
         e_cand = torch.randn(index.num_candidates, CAND_FIELDS, WIDTH, generator=generator)
-        affinity = (user[2][:, 0][index.cand_to_user.long()] * e_cand[:, 0]).sum(1)
+        affinity = user[2][:, 0].sum(1)[index.cand_to_user.long()] + e_cand[:, 0].sum(1)
         batches.append((user, e_cand, (affinity > 0).float(), index))
     return batches
 
@@ -94,6 +96,15 @@ def train(kind: str, order: str) -> Tensor:
         optimiser.step()
         losses.append(loss.detach())
     return torch.stack(losses)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from threads, and wait long for them on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("order", ["sorted", "shuffled"])

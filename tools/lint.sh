@@ -36,7 +36,7 @@ check clang-tidy $bin/python tools/tidy.py
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nlint: failed: %s\n' "${failed[*]}" >&2
-  echo 'lint: `make format` repairs what the formatters found' >&2
+  echo 'lint: "make format" repairs what the formatters found' >&2
   exit 1
 fi
 printf '\nlint: all clean\n'

@@ -100,7 +100,9 @@ def _target_attention_backward_fake(
     return grad_q, grad_k, grad_v
 
 
-def _target_attention_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _target_attention_setup(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+) -> None:
     *tensors, scale = inputs
     ctx.scale = scale
     ctx.save_for_backward(*tensors, *output)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/http_server.h"
 
+#include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -126,7 +127,8 @@ class HttpServer::Impl {
     return open;
   }
 
-  // The few bytes fit into the buffer of a new socket: no wait, whatever the client does.
+  // The few bytes fit into the buffer of a new socket: no wait, whatever the client does. What it
+  // has sent is read, since closing with unread input would reset the connection under the reply.
   void turn_away(tcp::socket& socket) {
     const HttpReply reply = router_.error_reply(
         RequestError(ErrorKind::kConnectionLimit, "the server must have room for the connection; " +
@@ -139,6 +141,9 @@ class HttpServer::Impl {
     error_code ignored;
     socket.non_blocking(true, ignored);
     socket.write_some(asio::buffer(text), ignored);
+    socket.shutdown(tcp::socket::shutdown_send, ignored);
+    std::array<char, 16 * 1024> unread;
+    socket.read_some(asio::buffer(unread), ignored);
   }
 
   void stop(int signal) {

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models for the server's tests, and the server as a child process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import ikbo
+from ikbo._load import ops_library_path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MAX_USERS, MAX_CANDIDATES = 8, 4096
+NUM_GENRES = 12
+START_SECONDS = 60
+STOP_SECONDS = 60
+
+Arrays = dict[str, np.ndarray]
+
+
+class Ranker(nn.Module):
+    """Hand-written for two batches; wide enough for a run of 4096 candidates to take a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.tower = nn.Linear(16, 32)
+        self.genres = nn.Embedding(NUM_GENRES, 48)
+        self.w_user = nn.Parameter(torch.randn(1024, 32) / 6)
+        self.w_cand = nn.Parameter(torch.randn(1024, 48) / 7)
+        self.deep = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 2))
+
+    def forward(
+        self, x_user: Tensor, x_cand: Tensor, genre: Tensor, is_new: Tensor, cand_to_user: Tensor
+    ) -> dict[str, Tensor]:
+        user = torch.tanh(self.tower(x_user))
+        cand = x_cand + self.genres(genre) + is_new[:, None]
+        mixed = ikbo.linear(user, cand, self.w_user, self.w_cand, None, cand_to_user, "relu")
+        return {"score": self.deep(mixed), "profile": user[:, :3]}
+
+
+class Plain(nn.Module):
+    """Candidates alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"score": self.linear(x)[:, 0]}
+
+
+def make_inputs(num_users: int, num_candidates: int, seed: int) -> Arrays:
+    """Inputs of `Ranker`, candidates in no order of their users."""
+    rng = np.random.default_rng(seed)
+    return {
+        "x_user": rng.standard_normal((num_users, 16), dtype=np.float32),
+        "x_cand": rng.standard_normal((num_candidates, 48), dtype=np.float32),
+        "genre": rng.integers(0, NUM_GENRES, num_candidates),
+        "is_new": rng.integers(0, 2, num_candidates).astype(bool),
+        "cand_to_user": rng.integers(0, num_users, num_candidates).astype(np.int32),
+    }
+
+
+def eager(module: nn.Module, inputs: Arrays) -> Arrays:
+    """What the module itself answers."""
+    with torch.no_grad():
+        outputs = module(*(torch.from_numpy(x) for x in inputs.values()))
+    return {name: x.numpy() for name, x in outputs.items()}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A module and the package made of it."""
+
+    module: nn.Module
+    package: Path
+
+
+class Server:
+    """A running ikbo-server."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+        self._port: int | None = None
+        self._has_port = threading.Event()
+        self._reader = threading.Thread(target=self._read_log)
+        self._reader.start()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            listening = re.search(r"event=listening .*port=(\d+)", line)
+            if listening:
+                self._port = int(listening[1])
+                self._has_port.set()
+        self._has_port.set()
+
+    @property
+    def port(self) -> int:
+        assert self._has_port.wait(START_SECONDS), "ikbo-server did not start in time"
+        assert self._port is not None, "ikbo-server ended: " + "".join(self.log)
+        return self._port
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """The exit status, once the process has ended by itself."""
+        status = self.process.wait(STOP_SECONDS)
+        self._reader.join(STOP_SECONDS)
+        return status
+
+    def close(self) -> None:
+        """Ends the process, however it is."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+
+
+def server_path() -> Path:
+    """The binary under test: IKBO_SERVER, else that of the `cpu` preset."""
+    path = Path(os.environ.get("IKBO_SERVER", REPOSITORY / "build/cpu/bin/ikbo-server"))
+    assert path.is_file(), f"{path} must exist; build it with `make build` or set IKBO_SERVER"
+    return path
+
+
+@contextmanager
+def running(packages: Sequence[Path], *flags: str, port: int = 0) -> Iterator[Server]:
+    """A server of these packages; port 0: a free one."""
+    command = [str(server_path()), "--port", str(port), "--ops-library", str(ops_library_path())]
+    for package in packages:
+        command += ["--model", str(package)]
+    process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
+    server = Server(process)
+    try:
+        yield server
+    finally:
+        server.close()

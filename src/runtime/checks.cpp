@@ -66,9 +66,9 @@ void check_elements(const Manifest& manifest, const TensorSpec& spec, const Tens
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
-    const std::int64_t value = load<T>(tensor.data, i);
+    const T value = load<T>(tensor.data, i);
     IKBO_CHECK(value >= range.min && value <= range.max, "model ", manifest.model_name, ": input ",
-               spec.name, " must have values in [", range.min, ", ", range.max, "]; got ", value,
+               spec.name, " must have values in [", range.min, ", ", range.max, "]; got ", +value,
                " at position ", i);
   }
 }

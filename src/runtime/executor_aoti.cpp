@@ -119,6 +119,7 @@ std::unique_ptr<Loader> load_package(const Package& package, int num_sessions) {
 
 std::vector<at::Tensor> wrap(const RunInputs& inputs) {
   std::vector<at::Tensor> tensors;
+  tensors.reserve(inputs.tensors.size());
   for (const TensorView& view : inputs.tensors) {
     // Compiled code does not write to its inputs.
     tensors.push_back(at::from_blob(const_cast<void*>(view.data), view.shape,
@@ -163,6 +164,7 @@ class AotiExecutor final : public Executor {
                ": the compiled code must return ", manifest_.outputs.size(), " outputs; got ",
                results.size());
     std::vector<Tensor> outputs;
+    outputs.reserve(results.size());
     for (std::size_t i = 0; i < results.size(); ++i) {
       outputs.push_back(to_tensor(results[i], manifest_.outputs[i]));
     }

@@ -116,6 +116,7 @@ class StubExecutor final : public Executor {
       }
     }
     std::vector<Tensor> outputs;
+    outputs.reserve(manifest_.outputs.size());
     for (const TensorSpec& spec : manifest_.outputs) {
       outputs.push_back(make_output(spec, spec.role == Role::kUser ? of_user : of_candidate));
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fixtures.h"
 
-#include <stdlib.h>
 #include <zip.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -23,6 +23,7 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
 template <typename T>
 std::vector<T> numbers(std::int64_t count, int seed, int modulus) {
   std::vector<T> values;
+  values.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) {
     values.push_back(static_cast<T>((i * 7 + seed * 13) % modulus));
   }

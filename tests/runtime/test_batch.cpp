@@ -11,6 +11,7 @@ namespace {
 
 std::vector<const Request*> pointers(const std::vector<Request>& requests) {
   std::vector<const Request*> result;
+  result.reserve(requests.size());
   for (const Request& request : requests) {
     result.push_back(&request);
   }

@@ -96,8 +96,9 @@ TEST_P(BrokenManifest, IsRefusedWithTheFieldNamed) {
 }
 
 const char* const kOneReplay =
-    R"("replay": [{"id": "a", "num_users": 1, "num_candidates": 1, "inputs": ["a", "b", "c", "d", "e"],
-       "outputs": ["f", "g"], "atol": 0, "rtol": 0, "kernels": []}])";
+    R"("replay": [{"id": "a", "num_users": 1, "num_candidates": 1,
+       "inputs": ["a", "b", "c", "d", "e"], "outputs": ["f", "g"],
+       "atol": 0, "rtol": 0, "kernels": []}])";
 
 INSTANTIATE_TEST_SUITE_P(
     Fields, BrokenManifest,

@@ -88,8 +88,7 @@ TEST(Replay, FailsWhereTheRunRefusesItsInputs) {
 TEST(Replay, FailsWhereANamedKernelDidNotRun) {
   auto named = entries();
   std::string& json = named["m/extra/ikbo/manifest.json"];
-  json =
-      replaced(json, R"("kernels": [])", R"("kernels": [{"op": "lce", "kernel": "gemm"}])");
+  json = replaced(json, R"("kernels": [])", R"("kernels": [{"op": "lce", "kernel": "gemm"}])");
   const ReplayResult result = replay_entries(named);
   ASSERT_EQ(result.failures.size(), 1U);
   expect_contains(result.failures[0], "lce must run kernel gemm");

@@ -153,6 +153,7 @@ TEST(Session, SharesOneModelBetweenThreads) {
   const std::vector<float> want = values_of<float>(Session(model).run(inputs_of(request))[kScore]);
   std::vector<std::vector<float>> got(4);
   std::vector<std::thread> threads;
+  threads.reserve(got.size());
   for (std::vector<float>& mine : got) {
     threads.emplace_back([&model, &request, &mine] {
       Session session(model);

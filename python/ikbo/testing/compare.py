@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether an operator's result is as exact as it must be, per output row.
 
-The truth is the reference in fp64. A row passes when its largest error is at most one rounding of
-the row's largest value, plus the rounding of a sum of the row's largest absolute terms in the type
-of sums, plus, for kernels that may round more than once, twice what the reference makes in the
-case's own dtype (that is PyTorch on replicated inputs). All three come from the data; there are no
-tolerances to choose.
+The truth is the reference in fp64. A row passes when its largest error is at most the kernel's
+roundings (one, where nothing else is said) of the row's largest value, plus the rounding of a sum
+of the row's largest absolute terms in the type of sums, plus, for kernels that round more than
+once, twice what the reference makes in the case's own dtype (that is PyTorch on replicated
+inputs). All of it comes from the data; there are no tolerances to choose.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,8 @@ _ROUNDING = 0.5
 # Sums of n terms in any order are within n/2 epsilons of the sum of absolute terms; random signs
 # make that sqrt(n), and n here is far below 4096.
 _SUM_EPSILONS = 32
+# The composite rounds the user product, the bias, the candidate product, their sum, the activation.
+COMPOSITE_ROUNDINGS = 5
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -39,11 +41,12 @@ def check_against_reference(
     result: Tensor | Sequence[Tensor],
     reference: Callable[..., Tensor | Sequence[Tensor]],
     *,
-    rounds_once: bool = True,
+    roundings: int = 1,
 ) -> None:
     """Raises AssertionError, naming case, coordinate and both values, unless every row passes.
 
-    ``rounds_once``: the kernel promises sums in fp32 or better and one rounding at the end.
+    ``roundings``: how often the kernel may round a value to its dtype; 1 for kernels that promise
+    sums in fp32 or better and one rounding at the end.
     """
     dtype = DTYPES[this.dtype]
     on_cpu = {
@@ -56,9 +59,9 @@ def check_against_reference(
     for index, (got, want, peer, term) in enumerate(
         zip(_as_tuple(result), truth, same_dtype, terms, strict=True)
     ):
-        budget = _ROUNDING * torch.finfo(got.dtype).eps * _row_max(want.abs())
+        budget = roundings * _ROUNDING * torch.finfo(got.dtype).eps * _row_max(want.abs())
         budget += _SUM_EPSILONS * torch.finfo(sum_dtype(dtype)).eps * _row_max(term.abs())
-        if not rounds_once:
+        if roundings > 1:
             budget += 2 * _row_max((peer.double() - want).abs())
         compare_rows(f"{this.id} output {index}", got.cpu(), want, budget)
 

@@ -103,7 +103,7 @@ def kernels_at(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Kern
             _resolve(cand.shape[0], sizes),
             [_resolve(size, sizes) for size in query.dims(values)],
         )
-        runs.append(KernelRun(node.target.name(), kernel))
+        runs.append(KernelRun(node.target._opname, kernel))
     return tuple(runs)
 
 

@@ -21,11 +21,16 @@ _CAND_SIZES = (1021, 509, 251, 127, 61, 31, 19, 11, 7, 5, 3, 2)
 
 
 class FlatModule(nn.Module):
-    """`inner` behind a flat list of tensors; returns its output tensors as a flat tuple, contiguous."""
+    """`inner` behind a flat list of tensors; returns its output tensors flat and contiguous.
 
-    def __init__(self, inner: nn.Module, in_spec: pytree.TreeSpec) -> None:
+    `leaves` are the example leaves of `inner`'s inputs; those that are not tensors stay as they are.
+    """
+
+    def __init__(self, inner: nn.Module, leaves: Sequence[Any], in_spec: pytree.TreeSpec) -> None:
         super().__init__()
         self.inner = inner
+        self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.tensor_positions = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
         self.in_spec = in_spec
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -33,7 +38,10 @@ class FlatModule(nn.Module):
 
     def call(self, *tensors: Tensor) -> Any:
         """`inner`'s own output."""
-        args, kwargs = pytree.tree_unflatten(list(tensors), self.in_spec)
+        leaves = list(self.leaves)
+        for position, tensor in zip(self.tensor_positions, tensors, strict=True):
+            leaves[position] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.in_spec)
         return self.inner(*args, **kwargs)
 
 
@@ -95,42 +103,38 @@ def _dotted(path: pytree.KeyPath) -> str:
 def from_transformed(
     module: Any, max_users: int | None, max_candidates: int | None
 ) -> ServedModel:
-    """A served model around a `TransformedModule`, whose program knows roles and ranges."""
-    program = module.exported_program
+    """A served model around a `TransformedModule`, which knows roles and ranges."""
+    program, roles, spec = module.exported_program, dict(module.roles), module.spec
     args, kwargs = program.example_inputs
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    roles = dict(module.roles)
-    if len(leaves) != len(roles):
-        raise RuntimeError(
-            f"ikbo.package: the transformed program must have one role per input; got {len(leaves)} "
-            f"inputs and {len(roles)} roles"
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    examples = dict(zip(roles, tensors, strict=True))
+    flat = FlatModule(program.module(), leaves, in_spec)
+    return ServedModel(
+        flat,
+        roles,
+        examples,
+        _narrow("max_users", max_users, spec.max_users),
+        _narrow("max_candidates", max_candidates, spec.max_candidates),
+    )
+
+
+def _narrow(argument: str, asked: int | None, limit: int) -> int:
+    """A transformed module's range, or a smaller one that the caller asks for."""
+    if asked is None:
+        return limit
+    _check_limit(argument, asked)
+    if asked > limit:
+        raise ValueError(
+            f"ikbo.package: {argument} must be at most {limit}, for which the module was "
+            f"transformed; got {asked}; pass {argument}={asked} to ikbo.transform"
         )
-    examples = dict(zip(roles, leaves, strict=True))
-    limits = _transformed_limits(program, roles)
-    chosen = {}
-    for role, asked, argument in (
-        (USER, max_users, "max_users"),
-        (CANDIDATE, max_candidates, "max_candidates"),
-    ):
-        if asked is not None and not 1 <= asked <= limits[role]:
-            raise ValueError(
-                f"ikbo.package: {argument} must be in 1..{limits[role]}, the range that the module was "
-                f"transformed for; got {asked}; pass {argument}={asked} to ikbo.transform"
-            )
-        chosen[role] = asked or limits[role]
-    flat = FlatModule(program.module(), in_spec).eval()
-    return ServedModel(flat, roles, examples, chosen[USER], chosen[CANDIDATE])
+    return asked
 
 
-def _transformed_limits(program: torch.export.ExportedProgram, roles: Mapping[str, str]) -> dict:
-    """Role to the largest batch that the program was exported for."""
-    names = program.graph_signature.user_inputs
-    values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
-    limits = {}
-    for name, role in zip(names, roles.values(), strict=True):
-        symbol = values[name].shape[0].node.expr
-        limits[CANDIDATE if role == INDEX else role] = int(program.range_constraints[symbol].upper)
-    return limits
+def _check_limit(argument: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        raise ValueError(f"ikbo.package: {argument} must be an int in 1..2^31-1; got {value!r}")
 
 
 def from_module(
@@ -138,37 +142,38 @@ def from_module(
     example_inputs: Any,
     roles: Mapping[str, str] | None,
     max_users: int | None,
-    max_candidates: int | None,
+    max_candidates: int,
 ) -> ServedModel:
     """A served model around a plain module. Raises ValueError or TypeError on bad arguments."""
-    if module.training:
+    if any(child.training for child in module.modules()):
         raise ValueError("ikbo.package: module must be in eval mode; call module.eval() first")
     names, leaves, in_spec = _flatten(module, example_inputs)
-    examples = dict(zip(names, leaves, strict=True))
-    if len(examples) != len(names):
+    tensors = [(n, x) for n, x in zip(names, leaves, strict=True) if isinstance(x, Tensor)]
+    examples = dict(tensors)
+    if len(examples) != len(tensors):
         raise ValueError(f"ikbo.package: input names must be unique; got {sorted(names)}")
-    for name, leaf in examples.items():
-        _check_example(name, leaf)
-    ordered = _check_roles(names, roles)
-    has_users = USER in ordered.values()
-    if not has_users and max_users not in (None, 0):
+    for name, example in tensors:
+        _check_example(name, example)
+    ordered = _check_roles(list(examples), roles)
+    _check_limit("max_candidates", max_candidates)
+    if USER in ordered.values():
+        _check_limit("max_users", max_users)
+    elif max_users:
         raise ValueError(
-            f"ikbo.package: max_users must be 0 or left out when no input has role user; got {max_users}"
+            "ikbo.package: max_users must be 0 or left out when no input has role user; "
+            f"got {max_users!r}"
         )
-    limits = {
-        "max_users": max_users if has_users else 1,
-        "max_candidates": max_candidates,
-    }
-    for argument, value in limits.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
-            raise ValueError(f"ikbo.package: {argument} must be an int in 1..2^31-1; got {value!r}")
     _check_batches(examples, ordered)
-    flat = FlatModule(module, in_spec).eval()
-    return ServedModel(flat, ordered, examples, max_users if has_users else 0, max_candidates)
+    flat = FlatModule(module, leaves, in_spec)
+    return ServedModel(flat, ordered, examples, max_users or 0, max_candidates)
 
 
 def _flatten(module: nn.Module, example_inputs: Any) -> tuple[list[str], list[Any], Any]:
-    """Names, leaves and structure of the inputs. A nested leaf is named by its path: `features.age`."""
+    """Names, leaves and structure of the inputs, named as `ikbo.transform` names them.
+
+    A nested leaf is named by its path, `features.age`, without the parameter's name where the
+    container is the only argument.
+    """
     if isinstance(example_inputs, Mapping):
         args, kwargs = (), dict(example_inputs)
     elif isinstance(example_inputs, tuple):
@@ -191,23 +196,20 @@ def _flatten(module: nn.Module, example_inputs: Any) -> tuple[list[str], list[An
         elif parameter.kind is not parameter.KEYWORD_ONLY:
             positional.append(parameter.name)
     paths, in_spec = pytree.tree_flatten_with_path((args, kwargs))
-    names = [_input_name(path, positional) for path, _ in paths]
+    is_sole = len(args) + len(kwargs) == 1
+    names = [_input_name(path, positional, is_sole) for path, _ in paths]
     return names, [leaf for _, leaf in paths], in_spec
 
 
-def _input_name(path: pytree.KeyPath, positional: Sequence[str]) -> str:
+def _input_name(path: pytree.KeyPath, positional: Sequence[str], is_sole: bool) -> str:
     """`path` leads into `(args, kwargs)`."""
     side, top, *rest = path
     first = positional[top.idx] if side.idx == 0 else top.key
-    return ".".join([first, _dotted(tuple(rest))]) if rest else first
+    nested = [_dotted(tuple(rest))] if rest else []
+    return ".".join(nested if is_sole and nested else [first, *nested])
 
 
-def _check_example(name: str, leaf: Any) -> None:
-    if not isinstance(leaf, Tensor):
-        raise TypeError(
-            f"ikbo.package: input {name} must be a tensor; got {type(leaf).__name__}; fix constants in "
-            "the module before packaging"
-        )
+def _check_example(name: str, leaf: Tensor) -> None:
     if leaf.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"ikbo.package: the dtype of input {name} must be one of "

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line `ikbo`: transform, explain and package a model."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_MODEL_HELP = """\
+MODEL is MODULE:FUNCTION or FILE.py:FUNCTION. The function takes no arguments and returns
+(model, example_inputs): an nn.Module in eval mode, and its inputs as a tuple or as a dict by
+parameter name. Modules are looked for in the current folder first.
+
+Inputs are named by the model's parameters; an input nested in a dict by its path, features.age.
+"""
+_TRANSFORM_HELP = (
+    "Every example input has the candidates as dimension 0, the user's rows repeated. At least 8\n"
+    "distinct user rows and 8 distinct candidate rows: the result is verified on them.\n"
+)
+
+
+class UsageError(Exception):
+    """What a user of the command line can put right; printed without a traceback."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line. Returns the exit status: 0 done, 1 failed; exits with 2 on bad usage."""
+    options = _parser().parse_args(arguments)
+    # Of torch's own making: torch.export copies its own tree specs.
+    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+    try:
+        options.run(options)
+    except (UsageError, ValueError, TypeError, RuntimeError, OSError) as error:
+        if options.traceback:
+            traceback.print_exc()
+        print(f"ikbo {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"ikbo {options.command}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ikbo",
+        description="User work once per user: transform ranking models and package them for ikbo-server.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, run, text in (
+        ("transform", _transform, "rewrite a model for user batch and candidate batch, save the program"),
+        ("explain", _explain, "report what transform makes of each operator, and why"),
+        ("package", _package, "compile a model into a .pt2 package for ikbo-server"),
+    ):
+        notes = _MODEL_HELP if name == "package" else _MODEL_HELP + _TRANSFORM_HELP
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=notes,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=run)
+        command.add_argument("model", metavar="MODEL", help="what makes the model; see below")
+        command.add_argument(
+            "--request-only",
+            metavar="NAMES",
+            required=name != "package",
+            help="comma-separated names of the inputs that are the same for all candidates of a request",
+        )
+        command.add_argument(
+            "--max-users",
+            type=int,
+            default=None if name == "package" else 64,
+            metavar="N",
+            help="largest number of users in a run (default: 64)",
+        )
+        command.add_argument(
+            "--max-candidates",
+            type=int,
+            default=8192,
+            metavar="N",
+            help="largest number of candidates in a run (default: 8192)",
+        )
+        command.add_argument(
+            "--traceback", action="store_true", help="print the Python traceback of an error"
+        )
+        if name == "package":
+            _add_package_options(command)
+        else:
+            _add_output(command, name)
+    return parser
+
+
+def _add_output(command: argparse.ArgumentParser, name: str) -> None:
+    if name == "transform":
+        command.add_argument(
+            "-o",
+            "--output",
+            metavar="FILE.pt2",
+            required=True,
+            help="where to save the exported program; torch.export.load reads it",
+        )
+        return
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+
+
+def _add_package_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        metavar="NAME=ROLE",
+        help="instead of --request-only, for a model that is already written for two batches, or for "
+        "candidates alone: the role of one input, user, candidate or index; once per input",
+    )
+    command.add_argument("-o", "--output", metavar="FILE.pt2", required=True, help="the package")
+    command.add_argument("--name", default="model", help="the model's name (default: model)")
+    command.add_argument("--version", default="1", help="the model's version (default: 1)")
+    command.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="T",
+        help="relative tolerance of the replay cases (default: from the model's dtypes)",
+    )
+
+
+def _load(name: str) -> tuple[Any, Any]:
+    """(model, example_inputs) that the factory named on the command line returns."""
+    place, separator, function = name.rpartition(":")
+    if not separator or not place or not function:
+        raise UsageError(f"MODEL must be MODULE:FUNCTION or FILE.py:FUNCTION; got {name!r}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    factory = getattr(_import(place), function, None)
+    if not callable(factory):
+        raise UsageError(f"MODEL must name a function of {place}; {function!r} is none")
+    try:
+        made = factory()
+    except Exception as error:
+        raise UsageError(f"{name}() failed: {_last_line(error)}") from error
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(f"{name}() must return (model, example_inputs); got {type(made).__name__}")
+    return made
+
+
+def _import(place: str) -> Any:
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        path = Path(place).resolve()
+        sys.path.insert(0, str(path.parent))
+        return importlib.import_module(path.stem)
+    except Exception as error:
+        raise UsageError(f"MODEL {place!r} cannot be imported: {_last_line(error)}") from error
+
+
+def _last_line(error: Exception) -> str:
+    """An error of the user's code, with the line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = "" if frame.filename.startswith("<") else f" ({frame.filename}:{frame.lineno})"
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+class _Progress:
+    """Prints each step with the seconds since the start, on stderr."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.start:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
+    import ikbo
+
+    progress(f"loading {options.model}")
+    model, example_inputs = _load(options.model)
+    progress("transforming and verifying")
+    return ikbo.transform(
+        model,
+        example_inputs,
+        _names(options.request_only),
+        max_users=options.max_users or 64,
+        max_candidates=options.max_candidates,
+    )
+
+
+def _transform(options: argparse.Namespace) -> None:
+    import torch
+
+    if not options.output.endswith(".pt2"):
+        raise UsageError(f"--output must end with .pt2; got {options.output!r}")
+    progress = _Progress()
+    module = _transformed(options, progress)
+    torch.export.save(module.exported_program, options.output)
+    progress(f"wrote {options.output}")
+    print(module.report())
+
+
+def _explain(options: argparse.Namespace) -> None:
+    spec = _transformed(options, _Progress()).spec
+    text = spec.to_json() if options.json else spec.table()
+    if options.output:
+        Path(options.output).write_text(text + "\n")
+    else:
+        print(text)
+
+
+def _package(options: argparse.Namespace) -> None:
+    import ikbo
+
+    if bool(options.request_only) == bool(options.role):
+        raise UsageError("give either --request-only or --role for each input")
+    progress = _Progress()
+    if options.request_only:
+        source, arguments = _transformed(options, progress), {}
+    else:
+        progress(f"loading {options.model}")
+        source, example_inputs = _load(options.model)
+        arguments = {
+            "example_inputs": example_inputs,
+            "roles": _roles(options.role),
+            "max_users": options.max_users,
+            "max_candidates": options.max_candidates,
+        }
+        if options.max_users is None and "user" in arguments["roles"].values():
+            arguments["max_users"] = 64
+    manifest = ikbo.package(
+        source,
+        options.output,
+        name=options.name,
+        version=options.version,
+        tolerance=options.tolerance,
+        progress=progress,
+        **arguments,
+    )
+    size = Path(options.output).stat().st_size
+    progress(
+        f"wrote {options.output}: {size / 2**20:.1f} MiB, up to {manifest.max_users} users and "
+        f"{manifest.max_candidates} candidates, {len(manifest.replay)} replay cases"
+    )
+
+
+def _roles(texts: Sequence[str]) -> dict[str, str]:
+    roles = {}
+    for text in texts:
+        name, separator, role = text.partition("=")
+        if not separator:
+            raise UsageError(f"--role must be NAME=ROLE; got {text!r}")
+        roles[name] = role
+    return roles

@@ -30,11 +30,11 @@ template <typename... Parts>
 }  // namespace ikbo
 
 // Throws ikbo::Error with the streamed parts and the source position unless `cond` holds.
-#define IKBO_CHECK(cond, ...)                                        \
-  do {                                                               \
-    if (!(cond)) {                                                   \
-      ::ikbo::detail::throw_error(__FILE__, __LINE__, __VA_ARGS__);  \
-    }                                                                \
+#define IKBO_CHECK(cond, ...)                                       \
+  do {                                                              \
+    if (!(cond)) {                                                  \
+      ::ikbo::detail::throw_error(__FILE__, __LINE__, __VA_ARGS__); \
+    }                                                               \
   } while (false)
 
 #define IKBO_UNREACHABLE(msg) ::ikbo::detail::throw_error(__FILE__, __LINE__, "unreachable: ", msg)

@@ -5,6 +5,14 @@
 #include "cpu/lce_cpu.h"
 #include "torch_ops/checks.h"
 #include "torch_ops/composite.h"
+#ifdef IKBO_WITH_CUDA
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/ops.h>
+
+#include "common/kernel_trace.h"
+#include "ikbo/lce.h"
+#include "torch_ops/cuda_context.h"
+#endif
 
 namespace ikbo::ops {
 namespace {
@@ -60,6 +68,70 @@ Tensor lce_composite(const Tensor& e_user, const Tensor& e_cand, const Tensor& w
   return composite::lce(e_user, e_cand, w_user, w_cand, bias, cand_to_user);
 }
 
+#ifdef IKBO_WITH_CUDA
+DType kernel_dtype(ScalarType dtype) {
+  if (dtype == ScalarType::Half) return DType::kFloat16;
+  return dtype == ScalarType::BFloat16 ? DType::kBFloat16 : DType::kFloat32;
+}
+
+LceParams make_params(const LceArgs& args, const Tensor& out) {
+  return {.num_users = static_cast<int32_t>(args.e_user.size(0)),
+          .num_candidates = static_cast<int32_t>(args.e_cand.size(0)),
+          .m = static_cast<int32_t>(args.w_cand.size(0)),
+          .n = static_cast<int32_t>(args.e_cand.size(2)),
+          .k_user = static_cast<int32_t>(args.e_user.size(1)),
+          .k_cand = static_cast<int32_t>(args.e_cand.size(1)),
+          .dtype = kernel_dtype(args.e_cand.scalar_type()),
+          .e_user = args.e_user.const_data_ptr(),
+          .e_cand = args.e_cand.const_data_ptr(),
+          .w_user = args.w_user.const_data_ptr(),
+          .w_cand = args.w_cand.const_data_ptr(),
+          .cand_to_user = static_cast<const int32_t*>(args.cand_to_user.const_data_ptr()),
+          .out = out.mutable_data_ptr(),
+          .stride_e_user_u = args.e_user.stride(0),
+          .stride_e_user_k = args.e_user.stride(1),
+          .stride_e_user_n = args.e_user.stride(2),
+          .stride_e_cand_b = args.e_cand.stride(0),
+          .stride_e_cand_k = args.e_cand.stride(1),
+          .stride_e_cand_n = args.e_cand.stride(2),
+          .stride_w_user_m = args.w_user.stride(0),
+          .stride_w_user_k = args.w_user.stride(1),
+          .stride_w_cand_m = args.w_cand.stride(0),
+          .stride_w_cand_k = args.w_cand.stride(1)};
+}
+
+// Index values are not read on the host: no synchronisation (ikbo/lce.h says what an index out of
+// range does).
+Tensor lce_cuda(const Tensor& e_user, const Tensor& e_cand, const Tensor& w_user,
+                const Tensor& w_cand, const std::optional<Tensor>& bias,
+                const Tensor& cand_to_user) {
+  const LceArgs args{e_user, e_cand, w_user, w_cand, bias, cand_to_user};
+  check_lce(args);
+  if (e_cand.scalar_type() == ScalarType::Double) {
+    return composite::lce(e_user, e_cand, w_user, w_cand, bias, cand_to_user);
+  }
+  const int32_t device = e_cand.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  Tensor out = torch::stable::new_empty(e_cand, {e_cand.size(0), w_cand.size(0), e_cand.size(2)});
+  LceParams params = make_params(args, out);
+  const Tensor index = torch::stable::contiguous(cand_to_user);
+  params.cand_to_user = static_cast<const int32_t*>(index.const_data_ptr());
+  std::optional<Tensor> dense_bias;
+  if (bias.has_value()) {
+    dense_bias = torch::stable::contiguous(*bias);
+    params.bias = dense_bias->const_data_ptr();
+  }
+  const DeviceLimits limits = query_device_limits(device);
+  const LceConfig config = select_lce_config(params, limits);
+  const Tensor workspace = torch::stable::new_empty(
+      e_cand, {static_cast<int64_t>(lce_workspace_bytes(params, config))}, ScalarType::Byte);
+  params.workspace = workspace.mutable_data_ptr();
+  trace_kernel("lce", config);
+  lce(params, config, limits, current_cuda_stream(device));
+  return out;
+}
+#endif
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ikbo, m) {
@@ -69,6 +141,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ikbo, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) { m.impl("lce", TORCH_BOX(&lce_cpu)); }
+
+#ifdef IKBO_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(ikbo, CUDA, m) { m.impl("lce", TORCH_BOX(&lce_cuda)); }
+#endif
 
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CompositeExplicitAutograd, m) {
   m.impl("lce", TORCH_BOX(&lce_composite));

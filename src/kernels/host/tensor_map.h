@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor maps for the copy engine; the only place that encodes one.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ikbo/types.h"
+
+namespace ikbo::host {
+
+struct TensorMap3d {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat16;  // 16-bit
+  std::int64_t extent[3] = {};    // innermost first, elements
+  std::int64_t stride[2] = {};    // of dimensions 1 and 2, elements
+  int box[3] = {};
+  bool swizzles = true;  // 128-byte swizzle
+};
+
+// Encodes with zero fill outside the tensor. Throws ikbo::Error with `what` and
+// the offending sizes when the driver refuses.
+CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what);
+
+}  // namespace ikbo::host

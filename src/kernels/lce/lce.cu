@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// ikbo::lce on CUDA: packs what is not packed, then user stage and candidate stage of the chosen
+// kernel.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "ikbo/lce.h"
+#include "kernels/host/launch.h"
+#include "kernels/lce/lce_layout.h"
+#include "kernels/lce/lce_pack.cuh"
+#include "kernels/lce/lce_simt.cuh"
+#include "kernels/lce/lce_sm90_launch.h"
+
+namespace ikbo {
+namespace lce_impl {
+namespace {
+
+Sm90Instance find_instance(int tile_m, DType dtype) {
+  switch (tile_m) {
+    case 64:
+      return make_sm90_instance<64>(dtype);
+    case 128:
+      return make_sm90_instance<128>(dtype);
+    case 160:
+      return make_sm90_instance<160>(dtype);
+    case 192:
+      return make_sm90_instance<192>(dtype);
+    case 224:
+      return make_sm90_instance<224>(dtype);
+    case 256:
+      return make_sm90_instance<256>(dtype);
+    default:
+      detail::throw_error(__FILE__, __LINE__, "ikbo::lce: no lce_sm90 kernel with tile_m ", tile_m,
+                          "; there are 64, 128, 160, 192, 224, 256");
+  }
+}
+
+void run_sm90(const LceParams& params, const LceConfig& config, const DeviceLimits& limits,
+              cudaStream_t stream) {
+  const WorkspaceLayout layout = make_workspace_layout(params, config);
+  auto* workspace = static_cast<unsigned char*>(params.workspace);
+  const void* w_user = params.w_user_packed;
+  const void* w_cand = params.w_cand_packed;
+  if (w_user == nullptr) {
+    lce_pack(params.w_user, params.stride_w_user_m, params.stride_w_user_k, params.m, params.k_user,
+             params.dtype, config, workspace + layout.w_user_packed, stream);
+    w_user = workspace + layout.w_user_packed;
+  }
+  if (w_cand == nullptr) {
+    lce_pack(params.w_cand, params.stride_w_cand_m, params.stride_w_cand_k, params.m, params.k_cand,
+             params.dtype, config, workspace + layout.w_cand_packed, stream);
+    w_cand = workspace + layout.w_cand_packed;
+  }
+  const Sm90Instance instance = find_instance(config.tile_m, params.dtype);
+  auto* partial = reinterpret_cast<float4*>(workspace + layout.user_partial);
+  const auto user_stage =
+      config.user_units_per_cta == 2 ? instance.user_wide : instance.user_narrow;
+  user_stage({params, config, limits.num_sms, w_user, partial, stream});
+  instance.candidate({params, config, limits.num_sms, w_cand, partial, stream});
+}
+
+template <typename Element>
+void run_simt(const LceParams& p, const DeviceLimits& limits, cudaStream_t stream) {
+  auto* partial = static_cast<float*>(p.workspace);
+  const SimtArgs user{.e = p.e_user,
+                      .w = p.w_user,
+                      .bias = p.bias,
+                      .add = nullptr,
+                      .cand_to_user = nullptr,
+                      .out = partial,
+                      .stride_e_batch = p.stride_e_user_u,
+                      .stride_e_k = p.stride_e_user_k,
+                      .stride_e_n = p.stride_e_user_n,
+                      .stride_w_m = p.stride_w_user_m,
+                      .stride_w_k = p.stride_w_user_k,
+                      .m = p.m,
+                      .n = p.n,
+                      .k = p.k_user,
+                      .batch = p.num_users};
+  const SimtArgs candidate{.e = p.e_cand,
+                           .w = p.w_cand,
+                           .bias = nullptr,
+                           .add = partial,
+                           .cand_to_user = p.cand_to_user,
+                           .out = p.out,
+                           .stride_e_batch = p.stride_e_cand_b,
+                           .stride_e_k = p.stride_e_cand_k,
+                           .stride_e_n = p.stride_e_cand_n,
+                           .stride_w_m = p.stride_w_cand_m,
+                           .stride_w_k = p.stride_w_cand_k,
+                           .m = p.m,
+                           .n = p.n,
+                           .k = p.k_cand,
+                           .batch = p.num_candidates};
+  const auto grid_of = [&](const SimtArgs& args) {
+    const std::int64_t tiles = static_cast<std::int64_t>(args.batch) *
+                               ((args.m + kSimtTile - 1) / kSimtTile) *
+                               ((args.n + kSimtTile - 1) / kSimtTile);
+    return dim3(static_cast<unsigned>(std::min<std::int64_t>(tiles, 8LL * limits.num_sms)));
+  };
+  host::launch("ikbo::lce (user stage)", lce_simt_kernel<Element, float>,
+               {.grid = grid_of(user), .threads = kSimtThreads}, stream, user);
+  host::launch("ikbo::lce (candidate stage)", lce_simt_kernel<Element, Element>,
+               {.grid = grid_of(candidate), .threads = kSimtThreads}, stream, candidate);
+}
+
+}  // namespace
+}  // namespace lce_impl
+
+void lce_pack(const void* w, std::int64_t stride_m, std::int64_t stride_k, int m, int k,
+              DType dtype, const LceConfig& config, void* packed, Stream stream) {
+  IKBO_CHECK(config.kernel == LceKernel::kSm90 && size_of(dtype) == 2,
+             "ikbo::lce: a weight is packed for lce_sm90 and 16-bit types only; got ",
+             to_string(config), " and ", name_of(dtype));
+  const int num_blocks_k = (k + lce_impl::kBlockK - 1) / lce_impl::kBlockK;
+  const std::int64_t num_chunks =
+      static_cast<std::int64_t>(lce_packed_bytes(k, config) / sizeof(uint4));
+  host::launch("ikbo::lce (pack)", lce_impl::lce_pack_kernel,
+               {.grid = dim3(static_cast<unsigned>((num_chunks + 255) / 256)), .threads = 256},
+               stream, static_cast<const std::uint16_t*>(w), stride_m, stride_k, m, k,
+               config.tile_m, num_blocks_k, num_chunks, static_cast<uint4*>(packed));
+}
+
+void lce(const LceParams& params, const LceConfig& config, const DeviceLimits& limits,
+         Stream stream) {
+  if (params.num_candidates == 0) return;
+  if (config.kernel == LceKernel::kSm90) {
+    lce_impl::run_sm90(params, config, limits, stream);
+    return;
+  }
+  switch (params.dtype) {
+    case DType::kFloat16:
+      return lce_impl::run_simt<__half>(params, limits, stream);
+    case DType::kBFloat16:
+      return lce_impl::run_simt<__nv_bfloat16>(params, limits, stream);
+    case DType::kFloat32:
+      return lce_impl::run_simt<float>(params, limits, stream);
+    default:
+      detail::throw_error(__FILE__, __LINE__,
+                          "ikbo::lce: CUDA kernels take float16, bfloat16 or float32; got ",
+                          name_of(params.dtype));
+  }
+}
+
+}  // namespace ikbo

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which LCE kernel runs for which sizes.
+#include <array>
+#include <cstdint>
+#include <sstream>
+
+#include "ikbo/lce.h"
+#include "kernels/lce/lce_layout.h"
+
+namespace ikbo {
+namespace {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// The copy engine needs 16-byte alignment of the base address and of every stride but the
+// innermost.
+bool is_tma_tensor(const void* data, std::int64_t stride_outer, std::int64_t stride_k,
+                   std::int64_t stride_n) {
+  return stride_n == 1 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
+         (stride_outer * 2) % 16 == 0 && (stride_k * 2) % 16 == 0 && stride_k > 0 &&
+         stride_outer > 0;
+}
+
+}  // namespace
+
+std::string to_string(const LceConfig& config) {
+  if (config.kernel == LceKernel::kSimt) return "lce_simt";
+  std::ostringstream text;
+  text << "lce_sm90<tile_m=" << config.tile_m << ",user_units=" << config.user_units_per_cta << ">";
+  return text.str();
+}
+
+LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits) {
+  const bool is_16_bit = params.dtype == DType::kFloat16 || params.dtype == DType::kBFloat16;
+  const bool has_tma = limits.compute_capability == 90 && is_16_bit && params.n % 8 == 0 &&
+                       reinterpret_cast<std::uintptr_t>(params.out) % 16 == 0 &&
+                       is_tma_tensor(params.e_user, params.stride_e_user_u, params.stride_e_user_k,
+                                     params.stride_e_user_n) &&
+                       is_tma_tensor(params.e_cand, params.stride_e_cand_b, params.stride_e_cand_k,
+                                     params.stride_e_cand_n);
+  if (!has_tma) return {};
+
+  // The width with the least padding; among equals the widest, since it reads E the fewest times.
+  LceConfig config{.kernel = LceKernel::kSm90};
+  std::int64_t least_rows = INT64_MAX;
+  for (const int tile_m : lce_impl::kTileWidths) {
+    const std::int64_t tiles = ceil_div(params.m, tile_m);
+    if (tiles * tile_m <= least_rows) {
+      least_rows = tiles * tile_m;
+      config.tile_m = tile_m;
+      config.num_tiles_m = static_cast<int>(tiles);
+    }
+  }
+  // Two units a CTA read the weight half as often, once that still gives every SM a tile.
+  const std::int64_t user_units =
+      params.num_users * ceil_div(params.n, lce_impl::kSliceN) * config.num_tiles_m;
+  config.user_units_per_cta = user_units >= 2 * limits.num_sms ? 2 : 1;
+  return config;
+}
+
+std::size_t lce_packed_bytes(int k, const LceConfig& config) {
+  if (config.kernel != LceKernel::kSm90) return 0;
+  return static_cast<std::size_t>(config.num_tiles_m) * ceil_div(k, lce_impl::kBlockK) *
+         config.tile_m * lce_impl::kBlockK * 2;
+}
+
+std::size_t lce_workspace_bytes(const LceParams& params, const LceConfig& config) {
+  return lce_impl::make_workspace_layout(params, config).total_bytes;
+}
+
+}  // namespace ikbo

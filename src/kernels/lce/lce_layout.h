@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes shared by the host and the device side of the LCE kernels, and the workspace's layout.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+#include "ikbo/lce.h"
+
+namespace ikbo::lce_impl {
+
+inline constexpr int kBlockK = 32;    // k per pipeline stage: one 64-byte swizzled row of 16-bit
+inline constexpr int kSliceN = 64;    // columns of N per warpgroup tile
+inline constexpr int kThreads = 128;  // threads of a warpgroup
+inline constexpr int kPackedRowBytes = 512;  // a packed weight is loaded as rows of this many bytes
+inline constexpr std::array<int, 6> kTileWidths = {64, 128, 160, 192, 224, 256};
+
+struct WorkspaceLayout {
+  std::size_t user_partial = 0;   // fp32, see lce_sm90.cuh / lce_simt.cuh for the order
+  std::size_t w_user_packed = 0;  // offsets in bytes
+  std::size_t w_cand_packed = 0;
+  std::size_t total_bytes = 0;
+};
+
+inline WorkspaceLayout make_workspace_layout(const LceParams& params, const LceConfig& config) {
+  const auto align = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
+  const bool is_sm90 = config.kernel == LceKernel::kSm90;
+  const std::size_t columns =
+      is_sm90 ? static_cast<std::size_t>((params.n + kSliceN - 1) / kSliceN) * kSliceN : params.n;
+  const std::size_t rows =
+      is_sm90 ? static_cast<std::size_t>(config.num_tiles_m) * config.tile_m : params.m;
+
+  WorkspaceLayout layout;
+  layout.w_user_packed = align(params.num_users * rows * columns * sizeof(float));
+  layout.w_cand_packed =
+      layout.w_user_packed +
+      (params.w_user_packed == nullptr ? align(lce_packed_bytes(params.k_user, config)) : 0);
+  layout.total_bytes =
+      layout.w_cand_packed +
+      (params.w_cand_packed == nullptr ? align(lce_packed_bytes(params.k_cand, config)) : 0);
+  return layout;
+}
+
+}  // namespace ikbo::lce_impl

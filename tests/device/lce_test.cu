@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// ikbo::lce on a GPU against an fp64 reference: every output element of every case.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device_memory.h"
+#include "ikbo/lce.h"
+
+namespace ikbo::test {
+namespace {
+
+enum class Order { kSorted, kShuffled, kAllOneUser };
+enum class Values { kNormal, kTernary };
+
+struct LceCase {
+  int num_users;
+  int num_candidates;
+  int m;
+  int n;
+  int k_user;
+  int k_cand;
+  DType dtype = DType::kFloat16;
+  Order order = Order::kShuffled;
+  Values values = Values::kNormal;
+  int spare_rows = 0;  // rows of NaN after the K rows of each batch entry of E
+  bool has_bias = true;
+  bool transposed = false;  // E with K innermost: no kernel but the generic one takes it
+
+  std::string id() const {
+    return "U" + std::to_string(num_users) + "_B" + std::to_string(num_candidates) + "_M" +
+           std::to_string(m) + "_N" + std::to_string(n) + "_Ku" + std::to_string(k_user) + "_Kc" +
+           std::to_string(k_cand) + "_" + std::string(name_of(dtype)) + "_o" +
+           std::to_string(static_cast<int>(order)) + "_v" +
+           std::to_string(static_cast<int>(values)) + "_s" + std::to_string(spare_rows) + "_b" +
+           std::to_string(has_bias) + "_t" + std::to_string(transposed);
+  }
+};
+
+__device__ double load(const void* data, std::int64_t at, DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return __half2float(static_cast<const __half*>(data)[at]);
+    case DType::kBFloat16:
+      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
+    default:
+      return static_cast<const float*>(data)[at];
+  }
+}
+
+__device__ std::uint32_t mix(std::uint64_t x) {
+  x ^= x >> 31;
+  x *= 0x9E3779B97F4A7C15ull;
+  x ^= x >> 29;
+  x *= 0xBF58476D1CE4E5B9ull;
+  return static_cast<std::uint32_t>(x >> 32);
+}
+
+__global__ void fill_kernel(void* data, std::int64_t count, DType dtype, Values values, float scale,
+                            std::uint64_t seed) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
+       i += gridDim.x * std::int64_t{256}) {
+    float value;
+    if (values == Values::kTernary) {
+      value = static_cast<float>(static_cast<int>(mix(seed + i) % 3) - 1);
+    } else {
+      const float u1 = (mix(seed + 2 * i) + 1.0f) / 4294967808.0f;
+      const float u2 = mix(seed + 2 * i + 1) / 4294967296.0f;
+      value = scale * sqrtf(-2 * logf(u1)) * cosf(6.2831853f * u2);
+    }
+    if (dtype == DType::kFloat16) static_cast<__half*>(data)[i] = __float2half(value);
+    if (dtype == DType::kBFloat16) static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16(value);
+    if (dtype == DType::kFloat32) static_cast<float*>(data)[i] = value;
+  }
+}
+
+__global__ void poison_rows_kernel(std::uint16_t* data, int batch, int k, int spare, int n) {
+  const std::int64_t count = std::int64_t{batch} * spare * n;
+  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
+       i += gridDim.x * std::int64_t{256}) {
+    const std::int64_t b = i / (spare * n);
+    data[(b * (k + spare) + k) * n + i % (spare * n)] = 0xFFFF;
+  }
+}
+
+// Excess of the error over its budget, the largest of all elements (<= 0 is a pass), in g_worst as
+// an ordered integer; NaN counts as the largest float.
+__global__ void compare_kernel(LceParams p, double unit_roundoff, int* g_worst) {
+  const std::int64_t count = std::int64_t{p.num_candidates} * p.m * p.n;
+  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
+       i += gridDim.x * std::int64_t{256}) {
+    const std::int64_t b = i / (std::int64_t{p.m} * p.n);
+    const int row = static_cast<int>(i / p.n % p.m);
+    const int column = static_cast<int>(i % p.n);
+    const std::int64_t u = p.cand_to_user[b];
+    double sum = p.bias != nullptr ? load(p.bias, row, p.dtype) : 0;
+    double magnitude = fabs(sum);
+    for (int k = 0; k < p.k_user; ++k) {
+      const double product =
+          load(p.w_user, row * p.stride_w_user_m + k, p.dtype) *
+          load(p.e_user, u * p.stride_e_user_u + k * p.stride_e_user_k + column * p.stride_e_user_n,
+               p.dtype);
+      sum += product;
+      magnitude += fabs(product);
+    }
+    for (int k = 0; k < p.k_cand; ++k) {
+      const double product =
+          load(p.w_cand, row * p.stride_w_cand_m + k, p.dtype) *
+          load(p.e_cand, b * p.stride_e_cand_b + k * p.stride_e_cand_k + column * p.stride_e_cand_n,
+               p.dtype);
+      sum += product;
+      magnitude += fabs(product);
+    }
+    const double got = load(p.out, i, p.dtype);
+    // One rounding to the output type, and fp32 sums whose error grows at worst like sqrt(K) here.
+    const double budget = unit_roundoff * fabs(sum) + 8 * 5.97e-8 * magnitude + 1e-7;
+    double excess = fabs(got - sum) - budget;
+    if (!(excess < 3e38)) excess = 3e38;
+    if (excess > 0) atomicMax(g_worst, __float_as_int(fmaxf(static_cast<float>(excess), 1e-37f)));
+  }
+}
+
+std::vector<std::int32_t> make_index(const LceCase& c) {
+  std::mt19937 random(static_cast<unsigned>(c.num_candidates * 131 + c.num_users));
+  std::vector<std::int32_t> index(static_cast<std::size_t>(c.num_candidates));
+  for (std::size_t b = 0; b < index.size(); ++b) {
+    index[b] =
+        c.order == Order::kAllOneUser
+            ? c.num_users - 1
+            : static_cast<std::int32_t>(b * static_cast<std::size_t>(c.num_users) / index.size());
+  }
+  if (c.order == Order::kShuffled) std::shuffle(index.begin(), index.end(), random);
+  return index;
+}
+
+// Everything one case needs on the device.
+struct LceProblem {
+  explicit LceProblem(const LceCase& c)
+      : e_user(bytes(c, std::int64_t{c.num_users} * (c.k_user + c.spare_rows) * c.n)),
+        e_cand(bytes(c, std::int64_t{c.num_candidates} * (c.k_cand + c.spare_rows) * c.n)),
+        w_user(bytes(c, std::int64_t{c.m} * c.k_user)),
+        w_cand(bytes(c, std::int64_t{c.m} * c.k_cand)),
+        bias(bytes(c, c.m)),
+        index(static_cast<std::size_t>(c.num_candidates) * 4),
+        out(bytes(c, std::int64_t{c.num_candidates} * c.m * c.n)) {
+    fill(c, e_user, 1.0f, 1);
+    fill(c, e_cand, 1.0f, 2);
+    fill(c, w_user, 0.05f, 3);
+    fill(c, w_cand, 0.05f, 4);
+    fill(c, bias, 1.0f, 5);
+    if (c.spare_rows > 0) {
+      poison_rows_kernel<<<256, 256>>>(e_user.data<std::uint16_t>(), c.num_users, c.k_user,
+                                       c.spare_rows, c.n);
+      poison_rows_kernel<<<256, 256>>>(e_cand.data<std::uint16_t>(), c.num_candidates, c.k_cand,
+                                       c.spare_rows, c.n);
+    }
+    const std::vector<std::int32_t> host_index = make_index(c);
+    IKBO_CUDA_CHECK(
+        cudaMemcpy(index.data(), host_index.data(), index.bytes(), cudaMemcpyHostToDevice),
+        "index");
+    const std::int64_t ku = c.k_user + c.spare_rows;
+    const std::int64_t kc = c.k_cand + c.spare_rows;
+    params = {.num_users = c.num_users,
+              .num_candidates = c.num_candidates,
+              .m = c.m,
+              .n = c.n,
+              .k_user = c.k_user,
+              .k_cand = c.k_cand,
+              .dtype = c.dtype,
+              .e_user = e_user.data(),
+              .e_cand = e_cand.data(),
+              .w_user = w_user.data(),
+              .w_cand = w_cand.data(),
+              .bias = c.has_bias ? bias.data() : nullptr,
+              .cand_to_user = index.data<std::int32_t>(),
+              .out = out.data(),
+              .stride_e_user_u = ku * c.n,
+              .stride_e_user_k = c.transposed ? 1 : c.n,
+              .stride_e_user_n = c.transposed ? ku : 1,
+              .stride_e_cand_b = kc * c.n,
+              .stride_e_cand_k = c.transposed ? 1 : c.n,
+              .stride_e_cand_n = c.transposed ? kc : 1,
+              .stride_w_user_m = c.k_user,
+              .stride_w_cand_m = c.k_cand};
+  }
+
+  static std::size_t bytes(const LceCase& c, std::int64_t count) {
+    return static_cast<std::size_t>(count) * size_of(c.dtype);
+  }
+  static void fill(const LceCase& c, const GuardedBuffer& buffer, float scale, std::uint64_t seed) {
+    fill_kernel<<<512, 256>>>(buffer.data(),
+                              static_cast<std::int64_t>(buffer.bytes() / size_of(c.dtype)), c.dtype,
+                              c.values, scale, seed << 40);
+  }
+
+  GuardedBuffer e_user, e_cand, w_user, w_cand, bias, index, out;
+  LceParams params;
+};
+
+float worst_excess(const LceCase& c, const LceParams& params) {
+  GuardedBuffer worst(sizeof(int));
+  IKBO_CUDA_CHECK(cudaMemset(worst.data(), 0, sizeof(int)), "worst");
+  const double unit_roundoff = c.dtype == DType::kFloat16    ? 1.0 / 2048
+                               : c.dtype == DType::kBFloat16 ? 1.0 / 256
+                                                             : 1.0 / 16777216;
+  // Ternary inputs: every sum is an integer that fp32 holds exactly, so only the last rounding
+  // counts, and integers below 2048 (fp16) or 256 (bf16) come out exact.
+  compare_kernel<<<2048, 256>>>(params, unit_roundoff, worst.data<int>());
+  int bits = 0;
+  IKBO_CUDA_CHECK(cudaMemcpy(&bits, worst.data(), sizeof(bits), cudaMemcpyDeviceToHost), "worst");
+  float excess;
+  std::memcpy(&excess, &bits, sizeof(excess));
+  return excess;
+}
+
+class LceTest : public testing::TestWithParam<LceCase> {};
+
+TEST_P(LceTest, MatchesFp64Reference) {
+  const LceCase& c = GetParam();
+  LceProblem problem(c);
+  const DeviceLimits limits = query_device_limits(0);
+  const LceConfig config = select_lce_config(problem.params, limits);
+  const GuardedBuffer workspace(lce_workspace_bytes(problem.params, config));
+  problem.params.workspace = workspace.data();
+  lce(problem.params, config, limits, nullptr);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << to_string(config);
+  EXPECT_EQ(worst_excess(c, problem.params), 0.0f) << to_string(config);
+  EXPECT_TRUE(problem.out.guards_are_intact()) << to_string(config);
+  EXPECT_TRUE(workspace.guards_are_intact()) << to_string(config);
+}
+
+std::vector<LceCase> cases() {
+  std::vector<LceCase> all;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const int m : {1, 8, 64, 65, 200, 224, 225, 433, 449}) {
+      all.push_back({.num_users = 3,
+                     .num_candidates = 131,
+                     .m = m,
+                     .n = 72,
+                     .k_user = 33,
+                     .k_cand = 130,
+                     .dtype = dtype});
+    }
+    for (const int k : {1, 15, 16, 17, 63, 64, 65, 866, 1023}) {
+      all.push_back({.num_users = 5,
+                     .num_candidates = 37,
+                     .m = 130,
+                     .n = 64,
+                     .k_user = k,
+                     .k_cand = k,
+                     .dtype = dtype,
+                     .spare_rows = 3});
+    }
+    for (const int n : {8, 32, 64, 72, 128, 256, 13}) {
+      all.push_back({.num_users = 2,
+                     .num_candidates = 9,
+                     .m = 70,
+                     .n = n,
+                     .k_user = 40,
+                     .k_cand = 70,
+                     .dtype = dtype,
+                     .order = Order::kSorted,
+                     .has_bias = false});
+    }
+    for (const int b : {1, 2, 3, 132, 133, 1024}) {
+      all.push_back({.num_users = std::min(b, 15),
+                     .num_candidates = b,
+                     .m = 433,
+                     .n = 256,
+                     .k_user = 118,
+                     .k_cand = 86,
+                     .dtype = dtype,
+                     .spare_rows = 1});
+    }
+    all.push_back({.num_users = 40,
+                   .num_candidates = 40,
+                   .m = 96,
+                   .n = 64,
+                   .k_user = 50,
+                   .k_cand = 60,
+                   .dtype = dtype});
+    all.push_back({.num_users = 9,
+                   .num_candidates = 64,
+                   .m = 433,
+                   .n = 256,
+                   .k_user = 100,
+                   .k_cand = 200,
+                   .dtype = dtype,
+                   .order = Order::kAllOneUser});
+    all.push_back({.num_users = 7,
+                   .num_candidates = 100,
+                   .m = 433,
+                   .n = 256,
+                   .k_user = 500,
+                   .k_cand = 866,
+                   .dtype = dtype,
+                   .values = Values::kTernary});
+    all.push_back({.num_users = 3,
+                   .num_candidates = 20,
+                   .m = 50,
+                   .n = 24,
+                   .k_user = 30,
+                   .k_cand = 40,
+                   .dtype = dtype,
+                   .transposed = true});
+  }
+  all.push_back({.num_users = 3,
+                 .num_candidates = 20,
+                 .m = 50,
+                 .n = 24,
+                 .k_user = 30,
+                 .k_cand = 40,
+                 .dtype = DType::kFloat32});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, LceTest, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.id(); });
+
+TEST(LceDeterminism, LaunchesAreBitwiseEqual) {
+  const LceCase c{
+      .num_users = 15, .num_candidates = 257, .m = 433, .n = 256, .k_user = 300, .k_cand = 866};
+  LceProblem problem(c);
+  const DeviceLimits limits = query_device_limits(0);
+  const LceConfig config = select_lce_config(problem.params, limits);
+  const GuardedBuffer workspace(lce_workspace_bytes(problem.params, config));
+  problem.params.workspace = workspace.data();
+  std::vector<std::uint16_t> first(problem.out.bytes() / 2);
+  std::vector<std::uint16_t> later(first.size());
+  lce(problem.params, config, limits, nullptr);
+  IKBO_CUDA_CHECK(
+      cudaMemcpy(first.data(), problem.out.data(), problem.out.bytes(), cudaMemcpyDeviceToHost),
+      "out");
+  for (int round = 0; round < 20; ++round) {
+    problem.out.poison();
+    for (int i = 0; i < 50; ++i) lce(problem.params, config, limits, nullptr);
+    IKBO_CUDA_CHECK(
+        cudaMemcpy(later.data(), problem.out.data(), problem.out.bytes(), cudaMemcpyDeviceToHost),
+        "out");
+    ASSERT_EQ(first, later) << "round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace ikbo::test

@@ -8,9 +8,9 @@
 | `lce`, fp32, CPU | likewise |
 | all others | our kernel |
 
-Why `expand` needs its own lowering: Inductor inlines the arithmetic that produces a value into every
-loop that reads it, so a plain `index_select` of a user value recomputes user-only work for every
-candidate.
+Why `expand` needs its own lowering: Inductor inlines the arithmetic that produces a value into
+every loop that reads it, so a plain `index_select` of a user value recomputes user-only work for
+every candidate.
 
 Why the plain form of `linear` and `lce`: weights are constants of a package, so Inductor prepacks
 them for oneDNN. On 2 cores of an AMD EPYC (AVX-512), torch 2.11.0, ms:
@@ -61,8 +61,9 @@ def compile_options(device: str) -> dict[str, Any]:
         options["freezing"] = True
         # The number of threads is the server's choice, not the compiling machine's.
         options["cpp.dynamic_threads"] = True
-        # Link libtorch_cpu alone, which every process that runs a package has. libtorch would pull in
-        # the CUDA libraries: 480 MB resident in ikbo-replay instead of 123 MB (torch 2.11.0+cu130).
+        # Link libtorch_cpu alone, which every process that runs a package has. libtorch would pull
+        # in the CUDA libraries: 480 MB resident in ikbo-replay instead of 123 MB (torch
+        # 2.11.0+cu130).
         options["aot_inductor.link_libtorch"] = False
         options["aot_inductor.custom_op_libs"] = ["torch_cpu"]
     return options
@@ -92,7 +93,7 @@ def _torch_on_library_path() -> Iterator[None]:
 
 
 def lower_operators(program: ExportedProgram) -> ExportedProgram:
-    """Replaces the ikbo operators that a package is faster without; keeps every other operator whole."""
+    """Replaces the ikbo operators that a package is faster without; keeps the others whole."""
     table: dict[Any, Callable[..., Any]] = {
         torch.ops.ikbo.linear.default: _linear,
         torch.ops.ikbo.lce.default: _lce,
@@ -105,7 +106,7 @@ def lower_operators(program: ExportedProgram) -> ExportedProgram:
 
 @functools.cache
 def register_expand_lowering() -> bool:
-    """Teaches Inductor `ikbo::expand`, once per process. False where this torch is not a tested one."""
+    """Teaches Inductor `ikbo::expand`, once per process. False where this torch is untested."""
     if ".".join(torch.__version__.split(".")[:2]) not in _LOWERING_VERSIONS:
         return False
     from torch._inductor.ir import Pointwise
@@ -152,8 +153,9 @@ def _linear(
         return NotImplemented
     user = torch.nn.functional.linear(x_user, w_user, bias)
     cand = torch.mm(x_cand, w_cand.t())
-    # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would turn it into an addmm and
-    # write the gathered users at B for it: 2.57 ms instead of 2.39 (B=1024, M=512, K 1178 + 866).
+    # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would turn it into an addmm
+    # and write the gathered users at B for it: 2.57 ms instead of 2.39 (B=1024, M=512, K 1178 +
+    # 866).
     gathered = torch.ops.ikbo.expand(user, cand_to_user).unsqueeze(1)
     return _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifest of a package: its fields, its JSON text and its place in the .pt2 archive.
 
-The archive is torch's own; ikbo adds entries under `data/extra/ikbo/`: `manifest.json` and the replay
-tensors. NOTE: torch's documented folder for extra files, `extra/`, cannot hold them: its Python loader
-decodes every file there as UTF-8, and raw tensors are not text.
+The archive is torch's own; ikbo adds entries under `data/extra/ikbo/`: `manifest.json` and the
+replay tensors. NOTE: torch's documented folder for extra files, `extra/`, cannot hold them: its
+Python loader decodes every file there as UTF-8, and raw tensors are not text.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class ReplayCase:
-    """Stored inputs and expected outputs. `inputs` and `outputs` are entry names below `EXTRA_ROOT`.
+    """Stored inputs and expected outputs. `inputs` and `outputs` are entry names below
+    `EXTRA_ROOT`.
 
     An output passes when |actual - expected| <= atol + rtol * |expected|.
     """
@@ -129,7 +130,8 @@ class Manifest:
         if document.get("format_version") != FORMAT_VERSION:
             raise ValueError(
                 f"ikbo manifest: format_version must be {FORMAT_VERSION}; got "
-                f"{document.get('format_version')!r}; package the model again with this version of ikbo"
+                f"{document.get('format_version')!r}; package the model again with this version "
+                "of ikbo"
             )
         return Manifest(
             model_name=document["model"]["name"],
@@ -177,7 +179,7 @@ def tensor_from_bytes(data: bytes, spec: TensorSpec) -> torch.Tensor:
 def append_to_archive(
     path: str | os.PathLike[str], manifest: Manifest, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Adds the manifest and the replay tensors (entry name below EXTRA_ROOT to tensor) to a .pt2."""
+    """Adds the manifest and the replay tensors (entry below EXTRA_ROOT to tensor) to a .pt2."""
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         root = _root_of(archive.namelist())
         for name, tensor in tensors.items():
@@ -196,7 +198,9 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
             names = archive.namelist()
             entry = f"{_root_of(names)}/{EXTRA_ROOT}manifest.json" if names else ""
             if entry not in names:
-                raise ValueError(f"{path}: no manifest ({MANIFEST_ENTRY}); was it written by ikbo.package?")
+                raise ValueError(
+                    f"{path}: no manifest ({MANIFEST_ENTRY}); was it written by ikbo.package?"
+                )
             return Manifest.from_json(archive.read(entry).decode())
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path}: not a .pt2 archive: {error}") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay cases: inputs and expected outputs that travel in a package, to check it wherever it is."""
+"""Replay cases: inputs and expected outputs that travel in a package, to check it anywhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_cases(
         inputs = served.make_inputs(num_users, cand_to_user, zlib.crc32(name.encode()))
         drawn.append((name, num_users, cand_to_user.numel(), inputs, served.module(*inputs)))
     outputs = [x for *_, expected in drawn for x in expected]
-    rtol = _tolerance(served, outputs) if tolerance is None else tolerance
+    rtol = tolerance_of(served, outputs) if tolerance is None else tolerance
     scales = [float(x.abs().max()) for x in outputs if x.is_floating_point()]
     atol = rtol * min(scales, default=0.0)
     return tuple(
@@ -78,7 +78,7 @@ def _batches(max_users: int, max_candidates: int) -> list[tuple[str, Tensor, int
     ]
 
 
-def _tolerance(served: ServedModel, outputs: Sequence[Tensor]) -> float:
+def tolerance_of(served: ServedModel, outputs: Sequence[Tensor]) -> float:
     tensors = [*served.module.parameters(), *served.module.buffers(), *outputs]
     dtypes = {x.dtype for x in tensors if x.is_floating_point()} or {torch.float32}
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
@@ -100,9 +100,10 @@ def _compare(record: ReplayCase, output: int, actual: Tensor, expected: Tensor) 
         return
     error = (actual.double() - expected.double()).abs()
     raise RuntimeError(
-        f"ikbo.package: output {output} of the compiled package must be within atol {record.atol:.3g} + "
-        f"rtol {record.rtol:.3g} of the eager module in replay case {record.id}; the largest difference "
-        f"is {float(error.max()):.3g}; pass tolerance= if the model's rounding explains it"
+        f"ikbo.package: output {output} of the compiled package must be within atol "
+        f"{record.atol:.3g} + rtol {record.rtol:.3g} of the eager module in replay case "
+        f"{record.id}; the largest difference is {float(error.max()):.3g}; pass tolerance= if the "
+        "model's rounding explains it"
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module as a package serves it: flat named inputs with roles, flat named outputs, two batches."""
+"""A module as a package serves it: flat named inputs with roles, flat outputs, two batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CAND_SIZES = (1021, 509, 251, 127, 61, 31, 19, 11, 7, 5, 3, 2)
 class FlatModule(nn.Module):
     """`inner` behind a flat list of tensors; returns its output tensors flat and contiguous.
 
-    `leaves` are the example leaves of `inner`'s inputs; those that are not tensors stay as they are.
+    `leaves` are the example leaves of `inner`'s inputs; what is no tensor stays as it is.
     """
 
     def __init__(self, inner: nn.Module, leaves: Sequence[Any], in_spec: pytree.TreeSpec) -> None:
@@ -63,19 +63,19 @@ class ServedModel:
         return next(iter(self.examples.values())).device
 
     def output_names(self, inputs: Sequence[Tensor]) -> list[str]:
-        """One name per output tensor: dictionary keys joined by dots, else `output` and a number."""
+        """One name per output tensor: keys joined by dots, else `output` and a number."""
         paths, _ = pytree.tree_flatten_with_path(self.module.call(*inputs))
         names = [_dotted(path) for path, _ in paths]
         return [f"output_{n}" if n.isdigit() else n or "output" for n in names]
 
     def export_sizes(self) -> tuple[int, int]:
-        """(U, B) to export with: different, and unlike every fixed size of the inputs if possible."""
+        """(U, B) to export with: different, and unlike the inputs' fixed sizes if possible."""
         fixed = {size for x in self.examples.values() for size in x.shape[1:]}
         num_users = _pick(_USER_SIZES, self.max_users, fixed)
         return num_users, _pick(_CAND_SIZES, self.max_candidates, fixed | {num_users})
 
     def make_inputs(self, num_users: int, cand_to_user: Tensor, seed: int) -> list[Tensor]:
-        """Inputs whose rows are drawn from the example rows; rows of one role are drawn together."""
+        """Inputs with rows drawn from the example rows; those of one role are drawn together."""
         generator = torch.Generator().manual_seed(seed)
         sizes = {USER: num_users, CANDIDATE: cand_to_user.numel()}
         rows: dict[str, Tensor] = {}
@@ -100,9 +100,7 @@ def _dotted(path: pytree.KeyPath) -> str:
     return ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path)
 
 
-def from_transformed(
-    module: Any, max_users: int | None, max_candidates: int | None
-) -> ServedModel:
+def from_transformed(module: Any, max_users: int | None, max_candidates: int | None) -> ServedModel:
     """A served model around a `TransformedModule`, which knows roles and ranges."""
     program, roles, spec = module.exported_program, dict(module.roles), module.spec
     args, kwargs = program.example_inputs
@@ -180,8 +178,8 @@ def _flatten(module: nn.Module, example_inputs: Any) -> tuple[list[str], list[An
         args, kwargs = example_inputs, {}
     else:
         raise TypeError(
-            "ikbo.package: example_inputs must be a tuple of positional or a dict of keyword arguments "
-            f"of the module; got {type(example_inputs).__name__}"
+            "ikbo.package: example_inputs must be a tuple of positional or a dict of keyword "
+            f"arguments of the module; got {type(example_inputs).__name__}"
         )
     signature = inspect.signature(module.forward)
     try:
@@ -217,8 +215,8 @@ def _check_example(name: str, leaf: Tensor) -> None:
         )
     if leaf.dim() < 1 or len(leaf) < 1:
         raise ValueError(
-            f"ikbo.package: input {name} must have a batch of at least one example row in dimension 0; "
-            f"got shape {list(leaf.shape)}"
+            f"ikbo.package: input {name} must have a batch of at least one example row in "
+            f"dimension 0; got shape {list(leaf.shape)}"
         )
 
 
@@ -229,13 +227,14 @@ def _check_roles(names: Sequence[str], roles: Mapping[str, str] | None) -> dict[
     unknown = [name for name in known if name not in names]
     if missing or unknown:
         raise ValueError(
-            f"ikbo.package: roles must name each input once; missing {missing}, unknown {unknown}; the "
-            f"inputs are {list(names)}"
+            f"ikbo.package: roles must name each input once; missing {missing}, unknown "
+            f"{unknown}; the inputs are {list(names)}"
         )
     for name, role in known.items():
         if role not in ROLES:
             raise ValueError(
-                f"ikbo.package: the role of input {name} must be one of {', '.join(ROLES)}; got {role!r}"
+                f"ikbo.package: the role of input {name} must be one of {', '.join(ROLES)}; got "
+                f"{role!r}"
             )
     counts = {role: list(known.values()).count(role) for role in ROLES}
     if counts[INDEX] != (1 if counts[USER] else 0):
@@ -255,13 +254,13 @@ def _check_batches(examples: Mapping[str, Tensor], roles: Mapping[str, str]) -> 
         example = examples[name]
         if role == INDEX and (example.dtype != torch.int32 or example.dim() != 1):
             raise ValueError(
-                f"ikbo.package: the index {name} must be int32 of shape [B]; got {example.dtype} of "
-                f"shape {list(example.shape)}"
+                f"ikbo.package: the index {name} must be int32 of shape [B]; got {example.dtype} "
+                f"of shape {list(example.shape)}"
             )
         batch = USER if role == USER else CANDIDATE
         expected = rows.setdefault(batch, len(example))
         if len(example) != expected:
             raise ValueError(
-                f"ikbo.package: inputs of one batch must have equally many rows; input {name} ({role}) "
-                f"has {len(example)}, another {expected}"
+                f"ikbo.package: inputs of one batch must have equally many rows; input {name} "
+                f"({role}) has {len(example)}, another {expected}"
             )

@@ -32,7 +32,7 @@ class UsageError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line. Returns the exit status: 0 done, 1 failed; exits with 2 on bad usage."""
+    """Runs the command line. Returns 0 when done, 1 on failure; exits with 2 on bad usage."""
     options = _parser().parse_args(arguments)
     # Of torch's own making: torch.export copies its own tree specs.
     warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
@@ -52,11 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ikbo",
-        description="User work once per user: transform ranking models and package them for ikbo-server.",
+        description="User work once per user: transform ranking models, package them for a server.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, run, text in (
-        ("transform", _transform, "rewrite a model for user batch and candidate batch, save the program"),
+        (
+            "transform",
+            _transform,
+            "rewrite a model for user batch and candidate batch, save the program",
+        ),
         ("explain", _explain, "report what transform makes of each operator, and why"),
         ("package", _package, "compile a model into a .pt2 package for ikbo-server"),
     ):
@@ -74,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
             "--request-only",
             metavar="NAMES",
             required=name != "package",
-            help="comma-separated names of the inputs that are the same for all candidates of a request",
+            help="comma-separated names of the inputs that all candidates of a request share",
         )
         command.add_argument(
             "--max-users",
@@ -120,8 +124,8 @@ def _add_package_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=ROLE",
-        help="instead of --request-only, for a model that is already written for two batches, or for "
-        "candidates alone: the role of one input, user, candidate or index; once per input",
+        help="instead of --request-only, for a model that is already written for two batches, or "
+        "for candidates alone: the role of one input, user, candidate or index; once per input",
     )
     command.add_argument("-o", "--output", metavar="FILE.pt2", required=True, help="the package")
     command.add_argument("--name", default="model", help="the model's name (default: model)")
@@ -203,13 +207,18 @@ def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
 def _transform(options: argparse.Namespace) -> None:
     import torch
 
-    if not options.output.endswith(".pt2"):
-        raise UsageError(f"--output must end with .pt2; got {options.output!r}")
+    _check_output(options.output)
     progress = _Progress()
     module = _transformed(options, progress)
     torch.export.save(module.exported_program, options.output)
     progress(f"wrote {options.output}")
     print(module.report())
+
+
+def _check_output(path: str) -> None:
+    """Before minutes of work, not after."""
+    if not path.endswith(".pt2") or not Path(path).resolve().parent.is_dir():
+        raise UsageError(f"--output must end with .pt2, in an existing folder; got {path!r}")
 
 
 def _explain(options: argparse.Namespace) -> None:
@@ -226,6 +235,7 @@ def _package(options: argparse.Namespace) -> None:
 
     if bool(options.request_only) == bool(options.role):
         raise UsageError("give either --request-only or --role for each input")
+    _check_output(options.output)
     progress = _Progress()
     if options.request_only:
         source, arguments = _transformed(options, progress), {}

@@ -45,27 +45,28 @@ def package(
 ) -> Manifest:
     """Compiles a module ahead of time into a package for `ikbo-server` and `ikbo-replay`.
 
-    The package has two batches: U users, 1..max_users, and B candidates, 1..max_candidates. Its device
-    is that of the example inputs. It is compiled, run on the replay cases and compared with the eager
-    module before `path` appears; on any failure `path` is left as it was.
+    The package has two batches: U users, 1..max_users, and B candidates, 1..max_candidates. Its
+    device is that of the example inputs. It is compiled, run on the replay cases and compared with
+    the eager module before `path` appears; on any failure `path` is left as it was.
 
     Args:
-        module: a `TransformedModule` of `ikbo.transform`, or a plain module in eval mode, written for
-            two batches (with an index input `cand_to_user`, int32 `[B]`) or for candidates alone.
+        module: a `TransformedModule` of `ikbo.transform`, or a plain module in eval mode, written
+            for two batches (with an index input, int32 `[B]`) or for candidates alone.
         path: the file to write; its name ends with `.pt2`. An existing file is replaced.
-        example_inputs: plain modules only. Positional arguments (tuple) or keyword arguments (dict) of
-            the module; tensors may be nested in dicts, lists and tuples. Dimension 0 of each is its
-            batch, with any number of rows: rows are drawn from them for export and replay, so they must
-            be valid together (ids within their tables, lengths within their histories).
-        roles: plain modules only. Input name to "user" (`[U, ...]`), "candidate" (`[B, ...]`) or "index".
-            A nested input is named by its path: `features.age`.
+        example_inputs: plain modules only. Positional arguments (tuple) or keyword arguments (dict)
+            of the module; tensors may be nested in dicts, lists and tuples. Dimension 0 of each is
+            its batch, with any number of rows: rows are drawn from them for export and replay, so
+            they must be valid together (ids within their tables, lengths within their histories).
+        roles: plain modules only. Input name to "user" (`[U, ...]`), "candidate" (`[B, ...]`) or
+            "index". A nested input is named by its path, `features.age`, without the first part
+            where the container is the only argument.
         max_users: largest U of a run, at most 2^31-1. A transformed module may narrow its range.
             None or 0 for a module without user inputs.
         max_candidates: largest B of a run, likewise.
         name, version: what a server calls the model: letters, digits, `.`, `_`, `-`.
-        tolerance: relative tolerance T of the replay cases, against the eager module; an output passes
-            when |actual - expected| <= T * (s + |expected|), s the smallest of the outputs' largest
-            magnitudes. None: 1024 units of rounding in fp32 and fp64, 8 in 16-bit models.
+        tolerance: relative tolerance T of the replay cases, against the eager module; an output
+            passes when |actual - expected| <= T * (s + |expected|), s the smallest of the outputs'
+            largest magnitudes. None: 1024 units of rounding in fp32 and fp64, 8 in 16-bit models.
         inductor_options: further options of TorchInductor; they win over ikbo's.
         progress: called with a line of text before each long step.
 
@@ -138,8 +139,8 @@ def _served(
         return from_module(module, example_inputs, roles, max_users, max_candidates)
     if example_inputs is not None or roles is not None:
         raise ValueError(
-            "ikbo.package: example_inputs and roles must be left out for a transformed module, which "
-            "knows its own"
+            "ikbo.package: example_inputs and roles must be left out for a transformed module, "
+            "which knows its own"
         )
     return from_transformed(module, max_users, max_candidates)
 
@@ -173,15 +174,15 @@ def _export(served: ServedModel) -> ExportedProgram:
         )
     except Exception as error:
         raise RuntimeError(
-            f"ikbo.package: torch.export of {type(served.module.inner).__name__} with batches U and B "
-            f"failed: {error}"
+            f"ikbo.package: torch.export of {type(served.module.inner).__name__} with batches U "
+            f"and B failed: {error}"
         ) from error
     _own_storage(program)
     return program
 
 
 def _own_storage(program: ExportedProgram) -> None:
-    """Gives each weight a storage of its own size: AOTInductor writes the whole storage of a view."""
+    """Gives each weight a storage of its own: AOTInductor writes the whole storage of a view."""
     for tensors in (program.state_dict, program.constants):
         for name, value in tensors.items():
             if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
@@ -215,10 +216,12 @@ def _output_specs(served: ServedModel, program: ExportedProgram) -> tuple[Tensor
         rows = str(value.shape[0]) if value.dim() else "none"
         if rows not in batch or not all(isinstance(size, int) for size in value.shape[1:]):
             raise ValueError(
-                f"ikbo.package: output {output} must have shape [U, ...] or [B, ...] with fixed sizes "
-                f"after the batch; got {[str(size) for size in value.shape]}"
+                f"ikbo.package: output {output} must have shape [U, ...] or [B, ...] with fixed "
+                f"sizes after the batch; got {[str(size) for size in value.shape]}"
             )
-        specs.append(TensorSpec(output, DTYPE_NAMES[value.dtype], (-1, *value.shape[1:]), batch[rows]))
+        specs.append(
+            TensorSpec(output, DTYPE_NAMES[value.dtype], (-1, *value.shape[1:]), batch[rows])
+        )
     if len({spec.name for spec in specs}) != len(specs):
         raise ValueError(f"ikbo.package: output names must be unique; got {names}")
     return tuple(specs)
@@ -232,7 +235,7 @@ def _write(
     options: Mapping[str, Any],
     report: Callable[[str], None],
 ) -> None:
-    """Writes to a file beside `target`, checks it, and renames it: `target` is whole or untouched."""
+    """Writes a file beside `target`, checks it, renames it: `target` is whole or untouched."""
     draft = target.with_name(f".{target.stem}.{os.getpid()}.pt2")
     try:
         report("compiling (half a minute or more)")

@@ -135,8 +135,7 @@ def _factor(captured: Captured, limits: tuple[int, int]) -> tuple[FactoredModel,
             count = num_users if role == "user" else num_candidates
             x = x[torch.arange(count, device=x.device) % x.shape[0]]
         flat.append(x)
-    device = next(x.device for x in flat if isinstance(x, Tensor))
-    index = torch.arange(num_candidates, dtype=torch.int32, device=device) % num_users
+    index = torch.arange(num_candidates, dtype=torch.int32, device=captured.device) % num_users
     return FactoredModel(captured, flat, index), flat, index
 
 

@@ -46,6 +46,10 @@ class Captured:
         return pytree.tree_leaves((self.args, self.kwargs))
 
     @property
+    def device(self) -> torch.device:
+        return next(x.device for x in self.flat if isinstance(x, Tensor))
+
+    @property
     def flat_roles(self) -> list[str | None]:
         return [None if name is None else self.roles[name] for name in self.names]
 

@@ -85,7 +85,7 @@ def _addmm(_c: Any, a: Any, b: Any, *_: Any, out_shape: Any, **__: Any) -> Any:
 
 def _einsum(equation: str, operands: Any, *_: Any, **__: Any) -> Any:
     inputs = equation.replace(" ", "").split("->")[0].split(",")
-    letters = {}
+    letters: dict[str, Any] = {}
     for term, shape in zip(inputs, operands, strict=True):
         letters.update(zip(term, shape, strict=True))
     return 2 * math.prod(letters.values()) if len(operands) == 2 else 0
@@ -155,12 +155,14 @@ def _numel(shape: Any) -> Any:
     return math.prod(shape)
 
 
-# Views, although their schemas leave it open.
+# Views whose schemas leave it open, and copies, which a compiler leaves out or fuses.
 _FREE = (
     aten.reshape.default,
     aten._unsafe_view.default,
     aten.unflatten.int,
     aten.flatten.using_ints,
+    aten.clone.default,
+    aten.contiguous.default,
 )
 _LOOKUPS = (aten.embedding.default, aten.index_select.default, aten.embedding_bag.padding_idx)
 

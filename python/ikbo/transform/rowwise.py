@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ikbo.transform import forms as f
+from ikbo.transform import rowwise_products  # noqa: F401  (adds the products to the table)
 from ikbo.transform.forms import Cand, Concat, Const, Rows, User
 from ikbo.transform.rowwise_table import TABLE, Axis, pointwise_axis
 
@@ -34,14 +35,8 @@ _POINTWISE = {
     aten.where.Scalar,
     aten.where.ScalarOther,
     aten.where.ScalarSelf,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.full_like.default,
-    aten.dropout.default,
     aten.alias.default,
     aten.detach.default,
-    aten.contiguous.default,
-    aten.type_as.default,
 }
 
 

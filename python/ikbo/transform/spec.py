@@ -44,6 +44,10 @@ class Row:
     bytes_after: Formula
     blocked: tuple[str, ...]
 
+    @property
+    def is_product(self) -> bool:
+        return bool(self.flops_before.terms or self.flops_after.terms)
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -69,11 +73,14 @@ class Spec:
         return replace(self, num_users=num_users, num_candidates=num_candidates)
 
     def table(self) -> str:
-        """One line per operator that computes or moves data, then the totals at several ratios."""
+        """The products, whatever moves 1 % of all bytes or is blocked, and totals at several ratios."""
         sizes = (self.num_users, self.num_candidates)
         head = ("operator", "at", "MFLOP", "now", "MB", "now", "kernel", "blocked", "source")
-        lines = [head]
+        lines: list[tuple[str, ...]] = [head]
+        most = self.total("bytes_before", *sizes) / 100
         for row in self.rows:
+            if not (row.is_product or row.blocked or row.bytes_before(*sizes) > most):
+                continue
             numbers = [row.flops_before, row.flops_after, row.bytes_before, row.bytes_after]
             kernels = dict.fromkeys(k.kernel for k in row.kernels)
             lines.append(

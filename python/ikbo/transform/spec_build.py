@@ -119,7 +119,7 @@ def batch_symbols(program: ExportedProgram, captured: Captured) -> tuple[Any, An
 
 def _is_operator(node: Node) -> bool:
     is_call = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
-    return is_call and node.meta.get("val") is not None
+    return is_call and isinstance(node.meta.get("val"), Tensor | tuple | list)
 
 
 def _moves(node: Node) -> bool:

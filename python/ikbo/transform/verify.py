@@ -58,7 +58,7 @@ def verify(
     generator = torch.Generator().manual_seed(0)
     for max_sizes in _SIZES:
         sizes = tuple(min(size, limit) for size, limit in zip(max_sizes, limits, strict=True))
-        index = _index(*sizes, generator)
+        index = _index(*sizes, generator).to(captured.device)
         at_users, at_candidates = _draw(captured, rows, index, sizes[0], generator)
         args, kwargs = captured.nest(at_users)
         with torch.no_grad():
@@ -92,7 +92,7 @@ def _row_bytes(row: Tensor) -> bytes:
 
 
 def _index(num_users: int, num_candidates: int, generator: torch.Generator) -> Tensor:
-    """A shuffled, uneven index: the first user has many candidates, the last may have none."""
+    """A shuffled, uneven index: the first user has most candidates, the last of several none."""
     weights = torch.arange(num_users, 0, -1, dtype=torch.float) ** 2
     if num_users > 1:
         weights[-1] = 0
@@ -121,7 +121,7 @@ def _draw(
             continue
         drawn = x[(users if role == "user" else candidates).to(x.device)]
         at_users.append(drawn)
-        at_candidates.append(drawn[index.to(x.device).long()] if role == "user" else drawn)
+        at_candidates.append(drawn[index.long()] if role == "user" else drawn)
     return at_users, at_candidates
 
 

@@ -230,6 +230,8 @@ def _activation(name: str, target: Any) -> None:
             return None
         return Cand(walk.add_up(x, name), x.rows)
 
+    activate.__name__ = f"activate_{name}"
+
 
 for _name in ("relu", "gelu", "silu", "sigmoid"):
     _activation(_name, getattr(aten, _name).default)

@@ -109,6 +109,8 @@ def _filled(target: Any, value: float) -> None:
         options.setdefault("dtype", torch.get_default_dtype())
         return walk.apply(aten.full.default, sizes, value, **options)
 
+    construct.__name__ = target._opname
+
 
 def _new_filled(target: Any, value: float | None) -> None:
     @rule(target)
@@ -117,6 +119,8 @@ def _new_filled(target: Any, value: float | None) -> None:
         like = f.sample(x)
         options = {"dtype": like.dtype, "device": like.device} | options
         return walk.apply(aten.full.default, sizes, fill[0] if fill else value, **options)
+
+    construct.__name__ = target._opname
 
 
 def _like(target: Any) -> None:
@@ -132,6 +136,8 @@ def _like(target: Any) -> None:
             "row",
             x.rows,
         )
+
+    construct.__name__ = target._opname
 
 
 _filled(aten.zeros.default, 0)

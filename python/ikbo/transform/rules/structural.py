@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Form, Rows, Size, Sum, User
@@ -45,6 +46,12 @@ def cat(walk: Walk, tensors: Sequence[Form], dim: int = 0) -> Concat | None:
     return Concat(axis, tuple(parts), where)
 
 
+@rule(aten.hstack.default)
+def hstack(walk: Walk, tensors: Sequence[Form]) -> Form | None:
+    """before: hstack([u, c]); after: cat([u, c], 1)."""
+    return walk.apply(aten.cat.default, tensors, 1) if f.rank(tensors[0]) > 1 else None
+
+
 @rule(aten.stack.default)
 def stack(walk: Walk, tensors: Sequence[Form], dim: int = 0) -> Form:
     """before: stack([u, c], 1); after: cat([unsqueeze(u, 1), unsqueeze(c, 1)], 1)."""
@@ -53,16 +60,10 @@ def stack(walk: Walk, tensors: Sequence[Form], dim: int = 0) -> Form:
     return walk.apply(aten.cat.default, parts, axis)
 
 
-@rule(aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default)
+@rule(aten.clone.default, aten.alias.default, aten.detach.default)
 def identity(walk: Walk, x: Form, **_: Any) -> Form:
     """A copy of a value is the value: the model's graph has no in-place operators left."""
     return x
-
-
-@rule(aten.dropout.default)
-def dropout(walk: Walk, x: Form, p: float, train: bool) -> Form | None:
-    """before: dropout(x, p, train=False); after: x."""
-    return None if train else x
 
 
 @rule(aten.permute.default)
@@ -118,18 +119,22 @@ def unsqueeze(walk: Walk, x: Form, dim: int) -> Form | None:
     """A new axis of size 1 in every part."""
     axis = f.normal_axis(dim, f.rank(x) + 1)
     dims = f.shape(x)
-    return reshaped(walk, x, [*dims[:axis], 1, *dims[axis:]])
+    return reshaped(walk, x, [*dims[:axis], 1, *dims[axis:]], lambda t: t.unsqueeze(axis))
 
 
-@rule(aten.squeeze.dim, aten.squeeze.dims)
-def squeeze(walk: Walk, x: Form, dim: Any) -> Form | None:
-    """Axes of size 1 go from every part; an axis of another size stays."""
+@rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(walk: Walk, x: Form, dim: Any = None) -> Form | None:
+    """Axes of size 1 go from every part; the batch, and an axis of another size, stay."""
     dims = f.shape(x)
+    if dim is None:
+        dim = range(len(dims))
     axes = [f.normal_axis(d, len(dims)) for d in ([dim] if isinstance(dim, int) else dim)]
-    return reshaped(walk, x, [d for a, d in enumerate(dims) if a not in axes or not f.same(d, 1)])
+    gone = tuple(a for a in axes if f.same(dims[a], 1))
+    kept = [d for a, d in enumerate(dims) if a not in gone]
+    return reshaped(walk, x, kept, lambda t: t.squeeze(gone[0] if len(gone) == 1 else gone))
 
 
-@rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+@rule(aten.view.default, aten._unsafe_view.default)
 def view(walk: Walk, x: Form, shape: Sequence[Any]) -> Form | None:
     """Another shape of the same elements, in every part.
 
@@ -147,33 +152,19 @@ def view(walk: Walk, x: Form, shape: Sequence[Any]) -> Form | None:
     return reshaped(walk, x, dims)
 
 
-@rule(aten.unflatten.int)
-def unflatten(walk: Walk, x: Form, dim: int, sizes: Sequence[Any]) -> Form:
-    """before: unflatten(x, dim, sizes); after: view(x, ...)."""
-    dims, axis = f.shape(x), f.normal_axis(dim, f.rank(x))
-    inside = list(sizes)
-    if -1 in inside:
-        hidden = inside.index(-1)
-        known = f.product([d for i, d in enumerate(inside) if i != hidden], 1)
-        inside[hidden] = Size(lambda n: f.at(dims[axis], n) // known)
-    return walk.apply(aten.view.default, x, [*dims[:axis], *inside, *dims[axis + 1 :]])
+def reshaped(
+    walk: Walk, x: Form, dims: list[Any], direct: Callable[[Tensor], Tensor] | None = None
+) -> Form | None:
+    """The form with another shape; None where the batch cannot be followed.
 
-
-@rule(aten.flatten.using_ints)
-def flatten(walk: Walk, x: Form, start_dim: int = 0, end_dim: int = -1) -> Form:
-    """before: flatten(x, i, j); after: view(x, ...)."""
-    dims = f.shape(x)
-    start, end = (f.normal_axis(d, len(dims)) for d in (start_dim, end_dim))
-    merged = Size(lambda n: f.product(dims[start : end + 1], n))
-    return walk.apply(aten.view.default, x, [*dims[:start], merged, *dims[end + 1 :]])
-
-
-def reshaped(walk: Walk, x: Form, dims: list[Any]) -> Form | None:
-    """The form with another shape; `dims` has no -1. None where the batch cannot be followed."""
+    Args:
+        dims: the shape, without -1.
+        direct: a plainer operator that gives a tensor this shape.
+    """
     if isinstance(x, Sum):
         x = Cand(walk.materialise(x), x.rows)
     if isinstance(x, Concat):
-        return _reshaped_concat(walk, x, dims)
+        return _reshaped_concat(walk, x, dims, direct)
     if isinstance(x, Const) and x.rows is None and not any(isinstance(d, Size) for d in dims):
         return walk.fold(lambda: x.tensor.reshape(dims), x.name)
     if not isinstance(x, Const | User | Cand) or x.rows is None:
@@ -188,6 +179,8 @@ def reshaped(walk: Walk, x: Form, dims: list[Any]) -> Form | None:
     origin = x.base if x.base is not None and x.dims is None else x
     if _same_shape(f.shape(origin), dims):
         return origin
+    if direct is not None and origin is x:
+        return type(x)(direct(x.tensor), rows, base=x, keep=keep)
     tensor = origin.tensor.reshape([f.at(d, n) for d in dims])  # type: ignore[union-attr]
     return type(x)(tensor, rows, base=origin, keep=keep)
 
@@ -216,7 +209,7 @@ def _rows_after(x: Any, dims: list[Any]) -> Rows | None:
     return None
 
 
-def _reshaped_concat(walk: Walk, x: Concat, dims: list[Any]) -> Concat | None:
+def _reshaped_concat(walk: Walk, x: Concat, dims: list[Any], direct: Any) -> Concat | None:
     """Each part takes the new shape, where no new axis crosses the border between two parts."""
     old = f.shape(x)
     behind = old[x.axis + 1 :]
@@ -228,7 +221,7 @@ def _reshaped_concat(walk: Walk, x: Concat, dims: list[Any]) -> Concat | None:
         if any(size is None for size in sizes):
             continue
         parts = [
-            reshaped(walk, part, [*dims[:axis], size, *tail])
+            reshaped(walk, part, [*dims[:axis], size, *tail], direct)
             for part, size in zip(x.parts, sizes, strict=True)
         ]
         if (
@@ -263,11 +256,7 @@ def expand(walk: Walk, x: Form, sizes: Sequence[Any], **_: Any) -> Form | None:
     old = [1] * new + old
     dims = [o if isinstance(s, int) and s == -1 else s for o, s in zip(old, sizes, strict=True)]
     if isinstance(x, Const) and x.rows is None:
-        batch = [a for a, d in enumerate(dims) if isinstance(d, Size)]
-        rows = Rows(batch[0]) if batch else None
-        if len(batch) > 1 or (batch and not (dims[batch[0]].is_batch() and old[batch[0]] == 1)):
-            return None
-        return walk.fold(lambda: x.tensor.expand([f.at(d, 1) for d in dims]), x.name, rows)
+        return _one_row(walk, x, old, dims, lambda: x.tensor.expand([f.at(d, 1) for d in dims]))
     if not isinstance(x, Const | User | Cand) or x.rows is None:
         return None
     rows = replace(x.rows, axis=x.rows.axis + new)
@@ -278,3 +267,22 @@ def expand(walk: Walk, x: Form, sizes: Sequence[Any], **_: Any) -> Form | None:
     n = walk.num_users if isinstance(x, User) else walk.num_candidates
     keep = None if x.keep is None else walk.apply(aten.expand.default, x.keep, sizes)
     return type(x)(x.tensor.expand([f.at(d, n) for d in dims]), rows, keep=keep)
+
+
+@rule(aten.repeat.default)
+def repeat(walk: Walk, x: Form, repeats: Sequence[Any]) -> Const | None:
+    """before: repeat(Const [1, d], [B, 1]); after: Const [1, d], its row shared by the batch."""
+    if not isinstance(x, Const) or x.rows is not None:
+        return None
+    old = [1] * (len(repeats) - x.tensor.ndim) + f.shape(x)
+    return _one_row(walk, x, old, repeats, lambda: x.tensor.repeat([f.at(r, 1) for r in repeats]))
+
+
+def _one_row(
+    walk: Walk, x: Const, old: list[Any], new: Sequence[Any], compute: Callable[[], Tensor]
+) -> Const | None:
+    """A constant that was repeated to the batch along at most one axis, of size 1 before."""
+    batch = [a for a, d in enumerate(new) if isinstance(d, Size)]
+    if len(batch) > 1 or (batch and not (new[batch[0]].is_batch() and old[batch[0]] == 1)):
+        return None
+    return walk.fold(compute, x.name, Rows(batch[0]) if batch else None)

@@ -44,7 +44,7 @@ LAYERS = (
     Layer("src/cpu", (STD, IKBO, r"common/.+", STABLE_TORCH, r"\w*intrin\.h", r"cpu/.+")),
     Layer(
         "src/torch_ops",
-        (STD, IKBO, r"common/.+", r"cpu/.+", STABLE_TORCH, r"torch_ops/.+"),
+        (STD, IKBO, r"common/.+", r"cpu/.+", STABLE_TORCH, r"torch_ops/.+", r"dlfcn\.h"),
     ),
     Layer(
         "src/runtime",

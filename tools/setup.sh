@@ -110,8 +110,8 @@ build_preset() {
 step_build() {
   build_preset cpu
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-    # The kernels and their tests: operators and server are those of build/cpu.
-    build_preset sm90 -DIKBO_BUILD_OPS=OFF -DIKBO_BUILD_RUNTIME=OFF
+    # Operators and CUDA kernels; `import ikbo` prefers this library. The runtime is build/cpu's.
+    build_preset sm90 -DIKBO_BUILD_RUNTIME=OFF
   else
     echo "CUDA kernels are not built: nvcc was not found"
   fi

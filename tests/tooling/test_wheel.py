@@ -32,7 +32,7 @@ def run(*command: object, cwd: Path) -> str:
         text=True,
         check=False,
         cwd=cwd,
-        env={"PATH": "/usr/local/bin:/usr/bin:/bin"},
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "CMAKE_ARGS": "-DIKBO_CUDA=OFF"},
     )
     assert done.returncode == 0, f"{command}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout

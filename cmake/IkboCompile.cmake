@@ -19,6 +19,8 @@ endif()
 
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
                     $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+# Error texts carry source positions: relative ones.
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>)
 if(IKBO_SANITIZE)
   add_compile_options(-fsanitize=${IKBO_SANITIZE} -fno-omit-frame-pointer -g)
   add_link_options(-fsanitize=${IKBO_SANITIZE})

@@ -211,7 +211,9 @@ def read_replay(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The stored inputs and expected outputs of one replay case."""
 
-    def load(archive: zipfile.ZipFile, names: Iterable[str], specs: Sequence[TensorSpec]):
+    def load(
+        archive: zipfile.ZipFile, names: Iterable[str], specs: Sequence[TensorSpec]
+    ) -> list[torch.Tensor]:
         root = _root_of(archive.namelist())
         return [
             tensor_from_bytes(archive.read(f"{root}/{EXTRA_ROOT}{name}"), spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,26 +59,25 @@ def make_cases(
 
 def _batches(max_users: int, max_candidates: int) -> list[tuple[str, Tensor, int]]:
     """(id, cand_to_user, U) of each case, within the package's range."""
-
-    def index(num_users: int, num_candidates: int, pick) -> tuple[Tensor, int]:
-        users, candidates = min(num_users, max(max_users, 1)), min(num_candidates, max_candidates)
-        generator = torch.Generator().manual_seed(users * candidates)
-        order = torch.randperm(candidates, generator=generator)
-        return torch.tensor([pick(int(b), users) for b in order], dtype=torch.int32), users
-
-    return [
-        (name, *index(*sizes))
-        for name, sizes in {
-            "one_candidate": (1, 1, lambda b, users: 0),
-            "one_user": (1, 7, lambda b, users: 0),
-            "shuffled": (4, 13, lambda b, users: b % users),
-            "uneven": (3, 29, lambda b, users: max(users - 1 - b, 0)),
-            "idle_users": (7, 37, lambda b, users: b % users // 2 * 2),
-        }.items()
-    ]
+    cases: dict[str, tuple[int, int, Callable[[Tensor, int], Tensor]]] = {
+        "one_candidate": (1, 1, lambda b, users: b * 0),
+        "one_user": (1, 7, lambda b, users: b * 0),
+        "shuffled": (4, 13, lambda b, users: b % users),
+        "uneven": (3, 29, lambda b, users: (users - 1 - b).clamp(min=0)),
+        "idle_users": (7, 37, lambda b, users: b % users // 2 * 2),
+    }
+    batches = []
+    for name, (num_users, num_candidates, pick) in cases.items():
+        users = min(num_users, max(max_users, 1))
+        order = torch.randperm(
+            min(num_candidates, max_candidates), generator=torch.Generator().manual_seed(users)
+        )
+        batches.append((name, pick(order, users).to(torch.int32), users))
+    return batches
 
 
 def tolerance_of(served: ServedModel, outputs: Sequence[Tensor]) -> float:
+    """Relative tolerance for the rounding of a model's coarsest floating dtype."""
     tensors = [*served.module.parameters(), *served.module.buffers(), *outputs]
     dtypes = {x.dtype for x in tensors if x.is_floating_point()} or {torch.float32}
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)

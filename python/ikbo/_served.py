@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class ServedModel:
     examples: Mapping[str, Tensor]
     max_users: int
     max_candidates: int
+    spec: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -114,6 +116,7 @@ def from_transformed(module: Any, max_users: int | None, max_candidates: int | N
         examples,
         _narrow("max_users", max_users, spec.max_users),
         _narrow("max_candidates", max_candidates, spec.max_candidates),
+        json.loads(spec.to_json()),
     )
 
 
@@ -121,8 +124,7 @@ def _narrow(argument: str, asked: int | None, limit: int) -> int:
     """A transformed module's range, or a smaller one that the caller asks for."""
     if asked is None:
         return limit
-    _check_limit(argument, asked)
-    if asked > limit:
+    if _check_limit(argument, asked) > limit:
         raise ValueError(
             f"ikbo.package: {argument} must be at most {limit}, for which the module was "
             f"transformed; got {asked}; pass {argument}={asked} to ikbo.transform"
@@ -130,9 +132,10 @@ def _narrow(argument: str, asked: int | None, limit: int) -> int:
     return asked
 
 
-def _check_limit(argument: str, value: Any) -> None:
+def _check_limit(argument: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
         raise ValueError(f"ikbo.package: {argument} must be an int in 1..2^31-1; got {value!r}")
+    return value
 
 
 def from_module(
@@ -140,7 +143,7 @@ def from_module(
     example_inputs: Any,
     roles: Mapping[str, str] | None,
     max_users: int | None,
-    max_candidates: int,
+    max_candidates: int | None,
 ) -> ServedModel:
     """A served model around a plain module. Raises ValueError or TypeError on bad arguments."""
     if any(child.training for child in module.modules()):
@@ -153,7 +156,7 @@ def from_module(
     for name, example in tensors:
         _check_example(name, example)
     ordered = _check_roles(list(examples), roles)
-    _check_limit("max_candidates", max_candidates)
+    candidates = _check_limit("max_candidates", max_candidates)
     if USER in ordered.values():
         _check_limit("max_users", max_users)
     elif max_users:
@@ -163,7 +166,7 @@ def from_module(
         )
     _check_batches(examples, ordered)
     flat = FlatModule(module, leaves, in_spec)
-    return ServedModel(flat, ordered, examples, max_users or 0, max_candidates)
+    return ServedModel(flat, ordered, examples, max_users or 0, candidates)
 
 
 def _flatten(module: nn.Module, example_inputs: Any) -> tuple[list[str], list[Any], Any]:

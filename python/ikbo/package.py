@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +105,7 @@ def package(
         max_candidates=served.max_candidates,
         ops=ops_of(exported),
         replay=tuple(case.record for case in cases),
-        spec=_spec_of(module),
+        spec=served.spec,
     )
     options = {**_inductor.compile_options(served.device.type), **(inductor_options or {})}
     _write(target, manifest, exported, cases, options, report)
@@ -135,7 +134,9 @@ def _served(
 ) -> ServedModel:
     if not isinstance(module, nn.Module):
         raise TypeError(f"ikbo.package: module must be an nn.Module; got {type(module).__name__}")
-    if not _is_transformed(module):
+    from ikbo.transform import TransformedModule
+
+    if not isinstance(module, TransformedModule):
         return from_module(module, example_inputs, roles, max_users, max_candidates)
     if example_inputs is not None or roles is not None:
         raise ValueError(
@@ -143,16 +144,6 @@ def _served(
             "which knows its own"
         )
     return from_transformed(module, max_users, max_candidates)
-
-
-def _is_transformed(module: nn.Module) -> bool:
-    from ikbo.transform import TransformedModule
-
-    return isinstance(module, TransformedModule)
-
-
-def _spec_of(module: nn.Module) -> Mapping[str, Any]:
-    return json.loads(module.spec.to_json()) if _is_transformed(module) else {}
 
 
 def _export(served: ServedModel) -> ExportedProgram:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the C++ that Inductor generated for a CPU package: what stands in loops over candidates."""
+"""Reads the code that Inductor generated for a package: what runs per user, what per candidate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from ikbo._manifest import read_manifest
 _FUNCTION = re.compile(
     r'^extern "C"\s+void\s+(?P<name>cpp_fused\w*)\((?P<parameters>[^)]*)\)\n\{', re.M
 )
+_TRITON = re.compile(
+    r"void call_(?P<name>triton_\w+)\(.*?@triton\.jit(?P<code>.*?)\'\'\', device_str", re.DOTALL
+)
 _LOOP = re.compile(r"\bfor\s*\(int64_t \w+=[^;]*; \w+<(?P<bound>[^;]*);")
 _INPUT = re.compile(r"auto (?P<name>\w+) = std::move\(inputs\[(?P<position>\d+)\]\);")
 _BATCH = re.compile(r"int64_t (?P<symbol>\w+) = (?P<input>\w+)_size\[0\];")
@@ -21,14 +24,13 @@ _BATCH = re.compile(r"int64_t (?P<symbol>\w+) = (?P<input>\w+)_size\[0\];")
 
 @dataclass(frozen=True)
 class GeneratedCode:
-    """`user` and `candidate`: the code inside loops over U and over B; `calls`: the model's run."""
+    """The code inside loops, or in kernels launched, over U and over B."""
 
     user: str
     candidate: str
-    calls: str
 
 
-def read_cpu_code(package: Path) -> GeneratedCode:
+def read_code(package: Path) -> GeneratedCode:
     with zipfile.ZipFile(package) as archive:
 
         def source(suffix: str) -> str:
@@ -36,16 +38,35 @@ def read_cpu_code(package: Path) -> GeneratedCode:
             return "\n".join(archive.read(name).decode() for name in names)
 
         kernels, wrapper = source(".kernel.cpp"), source(".wrapper.cpp")
-    calls = wrapper[wrapper.index("::run_impl(") :]
+    run = wrapper.rindex("::run_impl(")
+    calls = wrapper[run:]
     batches = _batches(package, calls)
     inside: dict[str, list[str]] = {"U": [], "B": []}
+    pieces = [*_cpp_lines(kernels, calls, batches), *_triton_kernels(wrapper[:run], calls, batches)]
+    for text, letters in pieces:
+        for letter in letters:
+            inside[letter].append(text)
+    return GeneratedCode("\n".join(inside["U"]), "\n".join(inside["B"]))
+
+
+def _cpp_lines(kernels: str, calls: str, batches: dict[str, str]) -> Iterator[tuple[str, set[str]]]:
+    """Each line of the C++ kernels with the batches of the loops around it."""
     for function in _FUNCTION.finditer(kernels):
         body = kernels[function.end() : kernels.index("\n}", function.end())]
         sizes = _sizes(function["name"], function["parameters"], calls, batches)
-        for line, letters in _lines(body, sizes):
-            for letter in letters:
-                inside[letter].append(line)
-    return GeneratedCode("\n".join(inside["U"]), "\n".join(inside["B"]), calls)
+        yield from _lines(body, sizes)
+
+
+def _triton_kernels(
+    wrapper: str, calls: str, batches: dict[str, str]
+) -> Iterator[tuple[str, set[str]]]:
+    """Each Triton kernel, which the wrapper quotes, with the batches of the sizes it runs over."""
+    for kernel in _TRITON.finditer(wrapper):
+        name = kernel["name"]
+        for call in re.finditer(rf"\bcall_{name}\((?P<arguments>.*)\);", calls):
+            size = re.search(rf"\b{name}_xnumel = (?P<value>[^;]*);", calls[: call.start()])
+            words = re.findall(r"\w+", call["arguments"] + " " + (size["value"] if size else ""))
+            yield kernel["code"], {batches[word] for word in words if word in batches}
 
 
 def _batches(package: Path, calls: str) -> dict[str, str]:

@@ -40,9 +40,10 @@ class HistoryRanker(nn.Module):
         item_id: Tensor,
         price: Tensor,
     ) -> dict[str, Tensor]:
-        user = torch.tanh(self.users(user_id)) * 1.5
+        user = self.users(user_id)
+        gate = torch.erf(torch.tanh(user) * 1.5)
         events = self.norm(torch.erf(self.items(history)))
-        item = self.items(item_id)
+        item = self.items(item_id) * gate
         query, key, value = (
             x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for x in (item[:, None], self.key(events), self.value(events))
@@ -98,10 +99,10 @@ class HandWritten(nn.Module):
         self, user: dict[str, Tensor], item: tuple[Tensor, Tensor], cand_to_user: Tensor
     ) -> dict[str, Any]:
         age, premium = user["age"], user["premium"]
-        x_user = torch.tanh(age) * 1.5 + torch.erf(age) * premium[:, None]
-        x_user = nn.functional.layer_norm(x_user, (8,))
+        gate = torch.tanh(age) * 1.5 + torch.erf(age) * premium[:, None]
+        x_user = nn.functional.layer_norm(torch.tanh(age), (8,))
         x_cand = torch.sin(item[0]) + item[1][:, None]
-        wide = self.broadcast(x_user, cand_to_user)[:, :6] * x_cand
+        wide = self.broadcast(gate, cand_to_user)[:, :6] * x_cand
         score = ikbo.linear(x_user, x_cand, self.w_user, self.w_cand, None, cand_to_user, "silu")
         exact = ikbo.linear(
             age.double(), x_cand.double(), self.exact, self.exact[:, :6], None, cand_to_user

@@ -154,7 +154,8 @@ std::vector<Batcher::Entry> Batcher::take() {
       return {};
     }
     prefix = next_batch();
-    const auto deadline = std::min(queue_.front().arrival, last_end_) + options_.max_wait;
+    const auto wait = std::min<Clock::duration>(options_.max_wait, last_time_);
+    const auto deadline = std::min(queue_.front().arrival, last_end_) + wait;
     if (is_stopping_ || prefix.is_full || prefix.size >= last_size_ || Clock::now() >= deadline) {
       break;
     }
@@ -176,6 +177,7 @@ std::vector<runtime::Response> Batcher::run_together(runtime::Session& session,
                                                      const std::vector<Entry>& entries) {
   const runtime::Manifest& manifest = model_->manifest();
   std::vector<const runtime::Request*> requests;
+  requests.reserve(entries.size());
   for (const Entry& entry : entries) {
     requests.push_back(&entry.request);
   }
@@ -190,7 +192,15 @@ std::vector<runtime::Response> Batcher::run_together(runtime::Session& session,
   return responses;
 }
 
+void Batcher::note_end(std::size_t num_requests, Clock::duration time) {
+  const std::lock_guard lock(mutex_);
+  last_size_ = num_requests;
+  last_end_ = Clock::now();
+  last_time_ = time;
+}
+
 void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
+  const auto begin = Clock::now();
   std::vector<runtime::Response> responses;
   std::string error;
   try {
@@ -198,11 +208,7 @@ void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
   } catch (const std::exception& exception) {
     error = client_text(exception);
   }
-  {
-    const std::lock_guard lock(mutex_);
-    last_size_ = entries.size();
-    last_end_ = Clock::now();
-  }
+  note_end(entries.size(), Clock::now() - begin);
   for (std::size_t i = 0; i < responses.size(); ++i) {
     entries[i].done(std::move(responses[i]));
   }

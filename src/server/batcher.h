@@ -7,8 +7,9 @@
 // limits, so requests run in order of arrival and none is overtaken. When to start it:
 //   - at once, as long as requests come one by one: a worker that finds a request runs it;
 //   - after a run that merged n requests their clients are about to ask again. A worker that finds
-//     fewer than n waits for the others, until max_wait after that run's end at the latest (and no
-//     request waits longer than max_wait for this reason).
+//     fewer than n waits for the others: until max_wait after the end of that run, or until as much
+//     time as that run took has passed, whichever is shorter (waiting longer than a run takes does
+//     not pay). No request waits longer than that either.
 // A run of several requests that fails is repeated request by request, so that only the guilty one
 // gets the error.
 #pragma once
@@ -76,6 +77,7 @@ class Batcher {
   std::vector<Entry> take();  // empty: stopping and nothing left
   Prefix next_batch() const;
   void run(runtime::Session& session, std::vector<Entry>& entries);
+  void note_end(std::size_t num_requests, Clock::duration time);
   std::vector<runtime::Response> run_together(runtime::Session& session,
                                               const std::vector<Entry>& entries);
   void stop();
@@ -89,6 +91,7 @@ class Batcher {
   std::deque<Entry> queue_;
   std::size_t last_size_ = 0;  // requests in the run that ended last
   Clock::time_point last_end_{};
+  Clock::duration last_time_{};  // that run took
   bool is_stopping_ = false;
 
   std::vector<std::thread> workers_;

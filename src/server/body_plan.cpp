@@ -26,8 +26,9 @@ BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes) {
   BodyPlan plan{size, size};
   if (fields.json_size.has_value()) {
     const std::string_view text = *fields.json_size;
-    const char* const last = text.data() + text.size();
-    const auto [end, error] = std::from_chars(text.data(), last, plan.json_size);
+    const char* const first = text.data();
+    const char* const last = first + text.size();
+    const auto [end, error] = std::from_chars(first, last, plan.json_size);
     if (error != std::errc() || end != last || plan.json_size > size) {
       refuse(ErrorKind::kBadRequest,
              "Inference-Header-Content-Length must be a number up to Content-Length (", size,

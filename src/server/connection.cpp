@@ -245,7 +245,7 @@ void Connection::on_replied(ErrorCode error) {
 // Closing with unread input would reset the connection, and the client could lose the reply.
 void Connection::linger() {
   ErrorCode ignored;
-  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  ignored = stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
   stream_.expires_after(kLingerTime);
   discard_input();
 }
@@ -264,7 +264,7 @@ void Connection::discard_input() {
 
 void Connection::close() {
   ErrorCode ignored;
-  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
+  ignored = stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
   stream_.close();
 }
 

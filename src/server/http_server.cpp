@@ -100,7 +100,7 @@ class HttpServer::Impl {
 
   void welcome(tcp::socket socket) {
     error_code ignored;
-    socket.set_option(tcp::no_delay(true), ignored);
+    ignored = socket.set_option(tcp::no_delay(true), ignored);
     if (num_connections() >= options_.max_connections) {
       return turn_away(socket);
     }
@@ -121,6 +121,7 @@ class HttpServer::Impl {
   std::vector<std::shared_ptr<Connection>> open_connections() {
     const std::lock_guard lock(mutex_);
     std::vector<std::shared_ptr<Connection>> open;
+    open.reserve(connections_.size());
     for (const auto& [key, connection] : connections_) {
       open.push_back(connection.lock());
     }
@@ -139,9 +140,9 @@ class HttpServer::Impl {
         "\r\nConnection: close\r\nContent-Length: " + std::to_string(reply.text.size()) +
         "\r\n\r\n" + reply.text;
     error_code ignored;
-    socket.non_blocking(true, ignored);
+    ignored = socket.non_blocking(true, ignored);
     socket.write_some(asio::buffer(text), ignored);
-    socket.shutdown(tcp::socket::shutdown_send, ignored);
+    ignored = socket.shutdown(tcp::socket::shutdown_send, ignored);
     std::array<char, 16 * 1024> unread;
     socket.read_some(asio::buffer(unread), ignored);
   }
@@ -153,7 +154,7 @@ class HttpServer::Impl {
     router_.set_stopping();
     context_.is_stopping = true;
     error_code ignored;
-    acceptor_.close(ignored);
+    ignored = acceptor_.close(ignored);
     timer_.expires_after(options_.drain_timeout);
     timer_.async_wait([this](error_code error) {
       if (!error) {

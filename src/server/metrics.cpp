@@ -110,6 +110,7 @@ void StatusCounts::write(std::string_view name, const std::string& labels, std::
 std::string write_metrics(const ServerMetrics& server, const std::vector<LabelledMetrics>& models) {
   std::string out;
   std::vector<std::string> labels;
+  labels.reserve(models.size());
   for (const LabelledMetrics& model : models) {
     labels.push_back(label("model", model.model) + "," + label("version", model.version));
   }

@@ -88,7 +88,7 @@ struct Router::Path {
   std::vector<std::string> segments;
 };
 
-void Router::handle(HttpRequest request, Finish finish) {
+void Router::handle(HttpRequest request, const Finish& finish) {
   std::string allow;
   try {
     const Path path(request.target);

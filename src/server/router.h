@@ -19,7 +19,7 @@ class Router {
   Router(const ServedModels& models, ServerMetrics& metrics) : models_(models), metrics_(metrics) {}
 
   // Calls `finish` exactly once, now or later from a worker of the model's batcher.
-  void handle(HttpRequest request, Finish finish);
+  void handle(HttpRequest request, const Finish& finish);
   // The reply for a request that never got here; counts it as handle does.
   HttpReply error_reply(const RequestError& error) const;
   // From here on /v2/health/ready says no.

@@ -48,6 +48,7 @@ std::vector<std::string> ServedModels::versions(std::string_view name) const {
 
 std::vector<LabelledMetrics> ServedModels::metrics() const {
   std::vector<LabelledMetrics> all;
+  all.reserve(models_.size());
   for (const auto& known : models_) {
     all.push_back({known->manifest().model_name, known->manifest().model_version, &known->metrics});
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 
 #include "fixtures.h"
@@ -30,6 +31,7 @@ class GatedExecutor final : public runtime::Executor {
       changed_.notify_all();
       changed_.wait(lock, [this] { return is_open_; });
     }
+    std::this_thread::sleep_for(delay_.load());
     const auto* users = static_cast<const float*>(inputs.tensors[0].data);
     for (std::int64_t u = 0; u < inputs.num_users; ++u) {
       IKBO_CHECK(users[2 * u] != kPoison, "poisoned");
@@ -43,6 +45,9 @@ class GatedExecutor final : public runtime::Executor {
     changed_.notify_all();
   }
 
+  // How long each run takes from here on.
+  void set_delay(milliseconds delay) { delay_ = delay; }
+
   // Sizes {users, candidates} of the runs, once there are `count`; the first ones are warm-ups.
   std::vector<std::pair<std::int64_t, std::int64_t>> wait_for_runs(std::size_t count) {
     std::unique_lock lock(mutex_);
@@ -55,6 +60,7 @@ class GatedExecutor final : public runtime::Executor {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_open_ = true;
+  std::atomic<milliseconds> delay_{milliseconds(0)};
   std::vector<std::pair<std::int64_t, std::int64_t>> runs_;
 };
 
@@ -75,11 +81,22 @@ class BatcherTest : public ::testing::Test {
   }
 
   // Closes the gate and has the one worker wait behind it, in a run of its own.
-  std::future<Batcher::Outcome> occupy_worker(std::size_t runs_before) {
+  void occupy_worker() {
     executor_->set_open(false);
-    auto future = submit(make_request(1, 1, 99));
-    executor_->wait_for_runs(runs_before + 1);
-    return future;
+    static_cast<void>(submit(make_request(1, 1, 99)));
+    executor_->wait_for_runs(2);
+  }
+
+  // One run of two requests, which takes `time`.
+  void run_merged(milliseconds time) {
+    occupy_worker();
+    auto a = submit(make_request(1, 2, 1));
+    auto b = submit(make_request(1, 2, 2));
+    executor_->set_delay(time);
+    executor_->set_open(true);
+    get(a);
+    get(b);
+    executor_->set_delay(milliseconds(0));
   }
 
   static Batcher::Outcome get(std::future<Batcher::Outcome>& future) {
@@ -96,6 +113,7 @@ class BatcherTest : public ::testing::Test {
 
   static std::vector<std::string> bytes(const std::vector<runtime::Tensor>& tensors) {
     std::vector<std::string> all;
+    all.reserve(tensors.size());
     for (const runtime::Tensor& tensor : tensors) {
       all.emplace_back(static_cast<const char*>(tensor.data), tensor.bytes);
     }
@@ -119,10 +137,11 @@ using Runs = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
 TEST_F(BatcherTest, MergedAnswersEqualLoneAnswersBitwise) {
   start({});
-  auto first = occupy_worker(1);
+  occupy_worker();
   std::vector<runtime::Request> requests = {make_request(1, 5, 1), make_request(2, 4, 2),
                                             make_request(1, 7, 3)};
   std::vector<std::future<Batcher::Outcome>> futures;
+  futures.reserve(requests.size());
   for (const runtime::Request& request : requests) {
     futures.push_back(submit(request));
   }
@@ -145,7 +164,7 @@ TEST_F(BatcherTest, AnIdleWorkerRunsAtOnce) {
 
 TEST_F(BatcherTest, MergesUpToTheLimitsInOrderOfArrival) {
   start({.max_users = 2, .max_candidates = 10, .max_wait = milliseconds(0)});
-  auto first = occupy_worker(1);
+  occupy_worker();
   std::vector<std::future<Batcher::Outcome>> futures;
   for (const auto& [users, candidates] : Runs{{1, 4}, {1, 4}, {1, 1}, {1, 9}, {1, 2}, {3, 16}}) {
     futures.push_back(submit(make_request(users, candidates, 1)));
@@ -160,14 +179,9 @@ TEST_F(BatcherTest, MergesUpToTheLimitsInOrderOfArrival) {
 
 TEST_F(BatcherTest, WaitsForAsManyRequestsAsTheRunBeforeMerged) {
   start({.max_wait = kForever});
-  auto first = occupy_worker(1);
-  auto a = submit(make_request(1, 2, 1));
-  auto b = submit(make_request(1, 2, 2));
-  executor_->set_open(true);
-  get(a);
-  get(b);
+  run_merged(milliseconds(500));
   auto c = submit(make_request(1, 3, 3));
-  EXPECT_EQ(c.wait_for(milliseconds(50)), std::future_status::timeout);
+  EXPECT_EQ(c.wait_for(milliseconds(20)), std::future_status::timeout);
   auto d = submit(make_request(1, 4, 4));
   get(c);
   get(d);
@@ -175,13 +189,16 @@ TEST_F(BatcherTest, WaitsForAsManyRequestsAsTheRunBeforeMerged) {
 }
 
 TEST_F(BatcherTest, WaitsNoLongerThanMaxWait) {
-  start({.max_wait = milliseconds(20)});
-  auto first = occupy_worker(1);
-  auto a = submit(make_request(1, 2, 1));
-  auto b = submit(make_request(1, 2, 2));
-  executor_->set_open(true);
-  get(a);
-  get(b);
+  start({.max_wait = milliseconds(1)});
+  run_merged(milliseconds(500));
+  auto c = submit(make_request(1, 3, 3));
+  EXPECT_EQ(c.wait_for(milliseconds(450)), std::future_status::ready);
+  EXPECT_EQ(executor_->wait_for_runs(4), (Runs{{1, 1}, {1, 1}, {2, 4}, {1, 3}}));
+}
+
+TEST_F(BatcherTest, WaitsNoLongerThanTheRunBeforeTook) {
+  start({.max_wait = kForever});
+  run_merged(milliseconds(0));
   auto c = submit(make_request(1, 3, 3));
   get(c);
   EXPECT_EQ(executor_->wait_for_runs(4), (Runs{{1, 1}, {1, 1}, {2, 4}, {1, 3}}));
@@ -189,7 +206,7 @@ TEST_F(BatcherTest, WaitsNoLongerThanMaxWait) {
 
 TEST_F(BatcherTest, RefusesWhatTheQueueCannotHold) {
   start({.max_queue = 2});
-  auto first = occupy_worker(1);
+  occupy_worker();
   auto a = submit(make_request(1, 2, 1));
   auto b = submit(make_request(1, 2, 2));
   EXPECT_EQ(metrics_.queued_requests, 2);
@@ -203,7 +220,7 @@ TEST_F(BatcherTest, RefusesWhatTheQueueCannotHold) {
 
 TEST_F(BatcherTest, OnlyTheGuiltyRequestOfARunFails) {
   start({});
-  auto first = occupy_worker(1);
+  occupy_worker();
   const float poison[2] = {GatedExecutor::kPoison, 0};
   runtime::Request guilty = make_request(1, 2, 2);
   guilty.tensors[0].data = poison;
@@ -223,8 +240,9 @@ TEST_F(BatcherTest, OnlyTheGuiltyRequestOfARunFails) {
 
 TEST_F(BatcherTest, FinishesWhatItAcceptedBeforeItEnds) {
   start({.max_users = 1, .max_wait = kForever});
-  auto first = occupy_worker(1);
+  occupy_worker();
   std::vector<std::future<Batcher::Outcome>> futures;
+  futures.reserve(5);
   for (int i = 0; i < 5; ++i) {
     futures.push_back(submit(make_request(1, 2, i)));
   }
@@ -284,7 +302,7 @@ TEST(Batcher, ServesAModelWithoutUsers) {
   request.num_candidates = 2;
   request.tensors = {{DType::kFloat32, {2, 2}, x.data(), 16}};
   std::promise<Batcher::Outcome> promise;
-  batcher.submit(request, [&](Batcher::Outcome outcome) { promise.set_value(outcome); });
+  batcher.submit(request, [&](const Batcher::Outcome& outcome) { promise.set_value(outcome); });
   const auto outcome = promise.get_future().get();
   ASSERT_TRUE(std::holds_alternative<runtime::Response>(outcome));
   const runtime::Tensor& y = std::get<runtime::Response>(outcome).outputs[0];

@@ -40,28 +40,54 @@ Sm90Instance find_instance(int tile_m, DType dtype) {
   }
 }
 
+PackArgs make_pack_args(const void* w, std::int64_t stride_m, std::int64_t stride_k, int k,
+                        const LceConfig& config, void* packed) {
+  return {.w = static_cast<const std::uint16_t*>(w),
+          .packed = static_cast<uint4*>(packed),
+          .stride_m = stride_m,
+          .stride_k = stride_k,
+          .num_chunks = static_cast<std::int64_t>(lce_packed_bytes(k, config) / sizeof(uint4)),
+          .k = k,
+          .num_blocks_k = (k + kBlockK - 1) / kBlockK};
+}
+
+void launch_pack(const PackArgs& first, const PackArgs& second, int m, const LceConfig& config,
+                 cudaStream_t stream) {
+  constexpr int kPackThreads = 256;
+  const std::int64_t chunks = first.num_chunks + second.num_chunks;
+  if (chunks == 0) return;
+  host::launch("ikbo::lce (pack)", lce_pack_kernel,
+               {.grid = dim3(static_cast<unsigned>((chunks + kPackThreads - 1) / kPackThreads)),
+                .threads = kPackThreads},
+               stream, first, second, m, config.tile_m);
+}
+
 void run_sm90(const LceParams& params, const LceConfig& config, const DeviceLimits& limits,
               cudaStream_t stream) {
   const WorkspaceLayout layout = make_workspace_layout(params, config);
   auto* workspace = static_cast<unsigned char*>(params.workspace);
   const void* w_user = params.w_user_packed;
   const void* w_cand = params.w_cand_packed;
+  PackArgs pack_user{};
+  PackArgs pack_cand{};
   if (w_user == nullptr) {
-    lce_pack(params.w_user, params.stride_w_user_m, params.stride_w_user_k, params.m, params.k_user,
-             params.dtype, config, workspace + layout.w_user_packed, stream);
     w_user = workspace + layout.w_user_packed;
+    pack_user = make_pack_args(params.w_user, params.stride_w_user_m, params.stride_w_user_k,
+                               params.k_user, config, workspace + layout.w_user_packed);
   }
   if (w_cand == nullptr) {
-    lce_pack(params.w_cand, params.stride_w_cand_m, params.stride_w_cand_k, params.m, params.k_cand,
-             params.dtype, config, workspace + layout.w_cand_packed, stream);
     w_cand = workspace + layout.w_cand_packed;
+    pack_cand = make_pack_args(params.w_cand, params.stride_w_cand_m, params.stride_w_cand_k,
+                               params.k_cand, config, workspace + layout.w_cand_packed);
   }
+  const bool packs_weights = pack_user.num_chunks + pack_cand.num_chunks > 0;
+  launch_pack(pack_user, pack_cand, params.m, config, stream);
   const Sm90Instance instance = find_instance(config.tile_m, params.dtype);
   auto* partial = reinterpret_cast<float4*>(workspace + layout.user_partial);
   const auto user_stage =
       config.user_units_per_cta == 2 ? instance.user_wide : instance.user_narrow;
-  user_stage({params, config, limits.num_sms, w_user, partial, stream});
-  instance.candidate({params, config, limits.num_sms, w_cand, partial, stream});
+  user_stage({params, config, limits.num_sms, w_user, partial, packs_weights, stream});
+  instance.candidate({params, config, limits.num_sms, w_cand, partial, packs_weights, stream});
 }
 
 template <typename Element>
@@ -117,13 +143,8 @@ void lce_pack(const void* w, std::int64_t stride_m, std::int64_t stride_k, int m
   IKBO_CHECK(config.kernel == LceKernel::kSm90 && size_of(dtype) == 2,
              "ikbo::lce: a weight is packed for lce_sm90 and 16-bit types only; got ",
              to_string(config), " and ", name_of(dtype));
-  const int num_blocks_k = (k + lce_impl::kBlockK - 1) / lce_impl::kBlockK;
-  const std::int64_t num_chunks =
-      static_cast<std::int64_t>(lce_packed_bytes(k, config) / sizeof(uint4));
-  host::launch("ikbo::lce (pack)", lce_impl::lce_pack_kernel,
-               {.grid = dim3(static_cast<unsigned>((num_chunks + 255) / 256)), .threads = 256},
-               stream, static_cast<const std::uint16_t*>(w), stride_m, stride_k, m, k,
-               config.tile_m, num_blocks_k, num_chunks, static_cast<uint4*>(packed));
+  lce_impl::launch_pack(lce_impl::make_pack_args(w, stride_m, stride_k, k, config, packed), {}, m,
+                        config, stream);
 }
 
 void lce(const LceParams& params, const LceConfig& config, const DeviceLimits& limits,

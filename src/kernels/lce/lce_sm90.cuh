@@ -393,7 +393,11 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
                             .first_tile = static_cast<int>(blockIdx.x),
                             .tile_stride = static_cast<int>(gridDim.x),
                             .num_tiles = groups * args.num_tiles_m};
-  if (Traits::kStage == Stage::kUser) device::grid_dependency_launch();
+  if constexpr (Traits::kStage == Stage::kUser) {
+    // The candidate grid may start once the packed weights are there.
+    device::grid_dependency_wait();
+    device::grid_dependency_launch();
+  }
   if (threadIdx.x == 0) {
     lce.init_barriers();
     device::prefetch_tensor_map(&map_e);

@@ -63,7 +63,7 @@ void launch_stage(const StageLaunch& launch) {
                {.grid = dim3(static_cast<unsigned>(std::min(num_tiles, launch.num_sms))),
                 .threads = Traits::kNumThreads,
                 .shared_bytes = Traits::kSharedBytes,
-                .overlaps_previous = !kIsUser},
+                .overlaps_previous = !kIsUser || launch.packs_weights},
                launch.stream, args, map_e, map_w, map_out);
 }
 

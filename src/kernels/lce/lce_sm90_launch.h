@@ -14,6 +14,7 @@ struct StageLaunch {
   int num_sms;
   const void* w_packed;
   float4* user_partial;
+  bool packs_weights;  // the launch before the user stage packs the weights
   cudaStream_t stream;
 };
 

@@ -22,6 +22,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,29 +149,25 @@ def packaged(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
 
 def gemm_rows(op: str, sizes: dict[str, int]) -> Iterator[Row]:
     operator, definition = getattr(ikbo, op), getattr(reference, op)
-    fp32: Call = lambda: None  # noqa: E731  (replaced by the first row)
-    for dtype in ("fp32", "bf16", "fp16"):
-        args = gemm_arguments(op, dtype, sizes)
+    arguments = {dtype: gemm_arguments(op, dtype, sizes) for dtype in ("fp32", "bf16", "fp16")}
+    fp32 = partial(operator, **arguments["fp32"])
+    for dtype, args in arguments.items():
         user, cand, w_user, w_cand, _, index = args.values()
-        ours = lambda args=args: operator(**args)  # noqa: E731
-        gemms = lambda u=user, c=cand, wu=w_user, wc=w_cand: products(op, u, c, wu, wc)  # noqa: E731
-        truth = lambda args=args: definition(**args)  # noqa: E731
+        truth = partial(definition, **args)
+        peers: dict[str, Call] = {"two_gemms": partial(products, op, user, cand, w_user, w_cand)}
+        if dtype != "fp32":
+            peers["fp32"] = fp32
+        yield Row(
+            case_of(op, dtype, "sorted", sizes), partial(operator, **args), peers, truth=truth
+        )
         if dtype == "fp32":
-            fp32 = ours
-            yield Row(case_of(op, dtype, "sorted", sizes), ours, {"two_gemms": gemms}, truth=truth)
             inputs = (user, cand, index)
             yield Row(
                 case_of(op, dtype, "sorted", sizes, inside="package"),
                 packaged(op, Fused(op, args), inputs),
-                {
-                    "two_gemms": gemms,
-                    "two_gemms_aoti": packaged(f"{op}-plain", Plain(op, args), inputs),
-                },
+                {**peers, "two_gemms_aoti": packaged(f"{op}-plain", Plain(op, args), inputs)},
                 truth=truth,
             )
-        else:
-            peers = {"two_gemms": gemms, "fp32": fp32}
-            yield Row(case_of(op, dtype, "sorted", sizes), ours, peers, truth=truth)
 
 
 def heads_first(t: Tensor) -> Tensor:
@@ -235,25 +232,25 @@ def rows_of(read_speed: float) -> Iterator[Row]:
         x_user, index = randn("fp32", EXPAND["U"], EXPAND["K_user"]), index_of(EXPAND, order)
         yield Row(
             case_of("expand", "fp32", order, EXPAND),
-            lambda x=x_user, i=index: ikbo.expand(x, i),
-            {"index_select": lambda x=x_user, i=index: x.index_select(0, i)},
-            truth=lambda x=x_user, i=index: reference.expand(x, i),
+            partial(ikbo.expand, x_user, index),
+            {"index_select": partial(x_user.index_select, 0, index)},
+            truth=partial(reference.expand, x_user, index),
         )
         a = randn("fp32", BMM["U"], BMM["P"], BMM["R"])
         b = randn("fp32", BMM["B"], BMM["R"], BMM["N"])
         index = index_of(BMM, order)
         yield Row(
             case_of("bmm", "fp32", order, BMM),
-            lambda a=a, b=b, i=index: ikbo.bmm(a, b, i),
+            partial(ikbo.bmm, a, b, index),
             {"gather_bmm": lambda a=a, b=b, i=index: a[i] @ b},
-            truth=lambda a=a, b=b, i=index: reference.bmm(a, b, i),
+            truth=partial(reference.bmm, a, b, index),
         )
 
 
 def measured_read_speed() -> float:
     """Bytes per millisecond, over an array far larger than the caches."""
     source = torch.ones(2**27)
-    times = interleaved({"sum": lambda: source.sum()}, rounds=7)
+    times = interleaved({"sum": source.sum}, rounds=7)
     return source.nbytes / times["sum"]
 
 

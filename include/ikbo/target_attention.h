@@ -94,10 +94,14 @@ struct TargetAttentionTask {
 class TargetAttentionPlan {
  public:
   TargetAttentionPlan(const TargetAttentionParams& params, const TargetAttentionConfig& config);
+  // Its tasks point into it.
+  TargetAttentionPlan(const TargetAttentionPlan&) = delete;
+  TargetAttentionPlan& operator=(const TargetAttentionPlan&) = delete;
   // Tasks of the backward pass own whole (user, kv head) pairs, whose key gradients they sum.
   static TargetAttentionPlan for_backward(const TargetAttentionParams& params,
                                           const TargetAttentionConfig& config);
 
+  // Longest first.
   const std::vector<TargetAttentionTask>& tasks() const { return tasks_; }
   const TargetAttentionConfig& config() const { return config_; }
 

@@ -166,6 +166,14 @@ void TargetAttentionPlan::make_tasks(const TargetAttentionParams& params, std::i
       }
     }
   }
+  // Longest first: threads take tasks one by one and should end together. Equal ones stay in the
+  // order of users, whose rows lie side by side.
+  const auto cost = [rows_per_cand](const TargetAttentionTask& task) {
+    const std::int64_t last_cand = (task.row_end - 1) / rows_per_cand;
+    return std::int64_t{task.row_end - task.row_begin} * task.key_counts[last_cand];
+  };
+  std::stable_sort(tasks_.begin(), tasks_.end(),
+                   [&](const auto& a, const auto& b) { return cost(a) > cost(b); });
 }
 
 void run_target_attention(const TargetAttentionParams& params, const TargetAttentionPlan& plan,

@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
 
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
@@ -71,6 +72,10 @@ def compile_options(device: str) -> dict[str, Any]:
 
 def compile_to(program: ExportedProgram, file: Any, options: dict[str, Any]) -> None:
     """Compiles `program` with AOTInductor into `file`, a binary file open to write and to seek."""
+    # NOTE: Inductor finds the vector instructions of this machine once, by compiling a test program
+    # under the options then in force. Without libtorch that program does not load, and all packages
+    # of this machine would be scalar code.
+    valid_vec_isa_list()
     with _torch_on_library_path(), torch.no_grad():
         torch._inductor.aoti_compile_and_package(
             program, package_path=file, inductor_configs=options

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ikbo
 from ikbo.transform import Spec, TransformedModule
 from ikbo.transform.cost import COUNTER_FORMULAS
-from tests.transform.models import MODELS, Ranker
+from tests.transform.models import MODELS, Ranker, rows
 
 USERS, CANDIDATES = 6, 50
 
@@ -144,7 +144,8 @@ def test_coupled_rows_are_reported() -> None:
 
 
 GOLDEN = """\
-linear = ikbo.linear.default(user, item, first_weight_user, first_weight_cand, first_bias, cand_to_user, relu)
+linear = ikbo.linear.default(user, item, first_weight_user, first_weight_cand, first_bias, \
+cand_to_user, relu)
 linear_1 = aten.linear.default(linear, last_weight, last_bias)
 squeeze = aten.squeeze.dim(linear_1, 1)
 return squeeze"""
@@ -172,6 +173,28 @@ def test_exported_program_and_keywords() -> None:
     user, item = ranker.inputs["user"][:2], ranker.inputs["item"][:3]
     want = ranker.model(user[index.long()], item)
     torch.testing.assert_close(module(item=item, user=user, cand_to_user=index), want)
+
+
+def test_inputs_in_another_order_and_constants() -> None:
+    class Weighted(torch.nn.Module):
+        def forward(self, user: Tensor, item: Tensor, scale: float, extra: Tensor | None) -> Tensor:
+            return (user * item * scale).sum(-1) if extra is None else extra
+
+    inputs = {"item": rows(4), "extra": None, "user": rows(4), "scale": 0.5}
+    module = ikbo.transform(Weighted().eval(), inputs, ["user"], max_users=4, max_candidates=64)
+    assert module.roles == {"item": "candidate", "user": "user", "cand_to_user": "index"}
+    index = torch.tensor([2, 0, 0, 2, 1], dtype=torch.int32)
+    user, item = inputs["user"][:3], inputs["item"][:5]
+    got = module(user=user, scale=0.5, item=item, extra=None, cand_to_user=index)
+    torch.testing.assert_close(got, (user[index.long()] * item * 0.5).sum(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_float_types(dtype: torch.dtype) -> None:
+    ranker = MODELS["norms"]()
+    inputs = tuple(x.to(dtype) for x in ranker.inputs)
+    module = ikbo.transform(ranker.model.to(dtype), inputs, ["user"], max_users=4)
+    assert called(module) == ["ikbo.linear.default", "ikbo.linear.default"]
 
 
 def test_one_user_and_one_candidate() -> None:

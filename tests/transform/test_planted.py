@@ -197,6 +197,10 @@ def transposed_weight(a: Any, b: Any) -> tuple[Any, Any]:
     return (a, Const(b.tensor.t())) if isinstance(b, Const) else (a, b)
 
 
+def without_summand(_: Any) -> Any:
+    return lambda walk, c, a, b: walk.apply(aten.mm.default, a, b)
+
+
 def number(value: Any, change: Callable[[float], float]) -> Any:
     return change(value) if isinstance(value, float) else value
 
@@ -233,7 +237,7 @@ PLANTED = [
     Planted("linear.linear", "mlp", after(without_bias)),
     Planted("linear.linear", "tokens", after(other_users)),
     Planted("linear.matmul", "sink", before(transposed_weight)),
-    Planted("linear.addmm", "sink", lambda _: lambda walk, c, a, b: walk.apply(aten.mm.default, a, b)),
+    Planted("linear.addmm", "sink", without_summand),
     Planted("linear.einsum", "sink", before(lambda e, x: (e.replace("km", "mk"), x))),
     Planted("linear.conv", "lce", before(lambda x, w, b=None, *o: (x, w, None, *o))),
     Planted("linear.activate_relu", "mlp", after(doubled)),

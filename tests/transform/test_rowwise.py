@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of row-wise operators: whatever it claims of an axis is true.
 
-For each operator, every way in which its tensors may share an axis is asked. Where the table claims that
-positions of that axis are treated alone, choosing positions before and after must give the same.
+For each operator, every way in which its tensors may share an axis is asked. Where the table claims
+that positions of that axis are treated alone, choosing positions before and after must give the
+same.
 """
 
 import itertools
@@ -51,8 +52,8 @@ def over_dims(*more: Any) -> list[Callable[[], Any]]:
 
 
 for _op in (
-    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.logsumexp.default,
-    aten.any.dims, aten.all.dims, aten.linalg_vector_norm.default,
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default,
+    aten.logsumexp.default, aten.any.dims, aten.all.dims, aten.linalg_vector_norm.default,
 ):  # fmt: skip
     leading = (2,) if _op is aten.linalg_vector_norm.default else ()
     CALLS[_op] = [
@@ -311,7 +312,7 @@ CALLS[aten.add.Tensor] = [lambda: ((t(), t(N, N)), {}), lambda: ((t(N), t(N, 1, 
 
 
 def claims(target: Any, args: Any, kwargs: Any) -> Any:
-    """Every choice of an axis (or none) per tensor, with the axis that the table claims of the result."""
+    """Every choice of an axis (or none) per tensor, with the axis that the table claims."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     options = [[None, *range(leaves[i].ndim)] for i in tensors]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`materialise(rule(op, forms)) == op(materialise(forms))`, in fp64 on random forms, for every rule."""
+"""`materialise(rule(op, forms)) == op(materialise(forms))` in fp64, for every rule."""
 
 from typing import Any
 

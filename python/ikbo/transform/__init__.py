@@ -22,7 +22,7 @@ __all__ = ["Spec", "TransformError", "TransformedModule", "explain", "transform"
 # Batch sizes to export with: primes, so that neither is a multiple of the other or of a feature
 # size.
 _USER_SIZES = (7, 5, 3, 2)
-_CANDIDATE_SIZES = (23, 19, 17, 13, 11)
+_CANDIDATE_SIZES = (23, 19, 17, 13, 11, 7, 5, 3)
 
 
 class TransformedModule(nn.Module):
@@ -68,12 +68,12 @@ def transform(
     Args:
         model: an `nn.Module` in eval mode, or an `ExportedProgram` with one dynamic batch size.
         example_inputs: inputs of the unmodified model, positional (tuple) or by keyword (dict),
-            tensors nested as the model takes them. Every tensor has the batch as its first axis, user
-            rows replicated. At least 8 distinct user rows and 8 distinct candidate rows: the result
-            is verified on them.
+            tensors nested as the model takes them. Every tensor has the batch as its first axis,
+            user rows replicated. At least 8 distinct user rows and 8 distinct candidate rows: the
+            result is verified on them.
         request_only: names of the inputs that are the same for all candidates of a request. A
-            nested input is named by its path, `features.age`; a container's name stands for all in it.
-            Where the only argument is a container, names are its keys.
+            nested input is named by its path, `features.age`; a container's name stands for all in
+            it. Where the only argument is a container, names are its keys.
         max_users, max_candidates: largest U and B of a run.
         verify: compare with the unmodified model in fp64 before returning.
 
@@ -127,8 +127,8 @@ def explain(
 def _factor(captured: Captured, limits: tuple[int, int]) -> tuple[FactoredModel, list[Any], Tensor]:
     """The walked model, with the inputs it was walked and will be exported with."""
     fixed = _feature_sizes(captured)
-    num_users = _pick(_USER_SIZES, limits[0], fixed)
-    num_candidates = _pick(_CANDIDATE_SIZES, limits[1], fixed | {num_users})
+    num_candidates = _pick(_CANDIDATE_SIZES, limits[1], fixed)
+    num_users = _pick(_USER_SIZES, min(limits[0], num_candidates - 1), fixed)
     flat = []
     for x, role in zip(captured.flat, captured.flat_roles, strict=True):
         if role is not None:
@@ -146,7 +146,7 @@ def _feature_sizes(captured: Captured) -> set[int]:
 
 def _pick(sizes: Sequence[int], limit: int, taken: set[int]) -> int:
     """A size within the range that divides no feature size, so that no shape fits by accident."""
-    fitting = [size for size in sizes if size <= limit] or [max(limit, 2)]
+    fitting = [size for size in sizes if size <= limit] or [sizes[-1]]
     return next((s for s in fitting if all(size % s for size in taken)), fitting[0])
 
 
@@ -158,9 +158,9 @@ def _export(
     limits: tuple[int, int],
 ) -> ExportedProgram:
     """Step 5: the walk, written down as a program with the dimensions U and B."""
-    # An exported dimension must allow more than one size.
-    users = Dim("U", min=1, max=max(limits[0], 2))
-    candidates = Dim("B", min=1, max=max(limits[1], 2))
+    # A dimension must allow the size that it is exported with, which is more than one.
+    users = Dim("U", min=1, max=max(limits[0], _USER_SIZES[-1]))
+    candidates = Dim("B", min=1, max=max(limits[1], _CANDIDATE_SIZES[-1]))
     shapes = ShapesCollection()
     for x, role in zip(flat, captured.flat_roles, strict=True):
         if role is not None:

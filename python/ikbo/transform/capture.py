@@ -70,8 +70,8 @@ class Captured:
         _, expected = pytree.tree_flatten((self.args, self.kwargs))
         if spec != expected:
             raise TypeError(
-                f"ikbo.transform: inputs must have the structure of the example inputs, {expected}; "
-                f"got {spec}"
+                "ikbo.transform: inputs must have the structure of the example inputs, "
+                f"{expected}; got {spec}"
             )
         return flat
 

@@ -73,7 +73,7 @@ class Spec:
         return replace(self, num_users=num_users, num_candidates=num_candidates)
 
     def table(self) -> str:
-        """The products, whatever moves 1 % of all bytes or is blocked, and totals at several ratios."""
+        """Products, what moves 1 % of the bytes or is blocked, and totals at several ratios."""
         sizes = (self.num_users, self.num_candidates)
         head = ("operator", "at", "MFLOP", "now", "MB", "now", "kernel", "blocked", "source")
         lines: list[tuple[str, ...]] = [head]
@@ -136,9 +136,9 @@ def _row_from_json(row: dict[str, Any]) -> Row:
         KernelRange(k["op"], tuple(k["users"]), tuple(k["candidates"]), k["kernel"])
         for k in row["kernels"]
     )
-    changes = {name: Formula.parse(row[name]) for name in formulas}
-    changes |= {name: tuple(row[name]) for name in ("emitted", "blocked")}
-    return Row(**(row | changes | {"kernels": kernels}))
+    parsed = {name: Formula.parse(row[name]) for name in formulas}
+    texts = {name: tuple(row[name]) for name in ("emitted", "blocked")}
+    return Row(**(row | parsed | texts | {"kernels": kernels}))
 
 
 def _aligned(lines: list[tuple[str, ...]]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from ikbo import _inductor
 from ikbo._kernels import kernels_at
@@ -140,17 +141,14 @@ def _by_origin(program: ExportedProgram) -> dict[str, list[Node]]:
 
 def _batches(nodes: list[Node], names: dict[Any, str]) -> str:
     """The batches of the results of nodes, and of the operands of ikbo's own operators."""
-    found: set[str] = set()
+    values = [node.meta.get("val") for node in nodes]
     for node in nodes:
-        values = [node.meta.get("val")]
         if node.target.namespace == "ikbo":  # type: ignore[union-attr]
             values += [n.meta.get("val") for n in node.all_input_nodes]
-        for value in values:
-            for tensor in value if isinstance(value, tuple | list) else [value]:
-                if isinstance(tensor, Tensor):
-                    sizes = [d.node.expr for d in tensor.shape if isinstance(d, torch.SymInt)]
-                    found |= {names[s] for e in sizes for s in e.free_symbols if s in names}
-    return "+".join(name for name in ("U", "B") if name in found)
+    tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
+    sizes: list[Any] = [d for x in tensors for d in x.shape if isinstance(d, torch.SymInt)]
+    symbols = {symbol for size in sizes for symbol in size.node.expr.free_symbols}
+    return "+".join(name for symbol, name in names.items() if symbol in symbols)
 
 
 def _sum(formulas: Iterable[Formula]) -> Formula:

@@ -10,7 +10,7 @@ size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,8 +56,8 @@ def verify(
     unmodified = _module(model)
     exact = _in_fp64(unmodified)
     generator = torch.Generator().manual_seed(0)
-    for max_sizes in _SIZES:
-        sizes = tuple(min(size, limit) for size, limit in zip(max_sizes, limits, strict=True))
+    for users, candidates in _SIZES:
+        sizes = (min(users, limits[0]), min(candidates, limits[1]))
         index = _index(*sizes, generator).to(captured.device)
         at_users, at_candidates = _draw(captured, rows, index, sizes[0], generator)
         args, kwargs = captured.nest(at_users)
@@ -80,9 +80,10 @@ def _distinct_rows(captured: Captured) -> dict[str, Tensor]:
         found[role] = torch.tensor(list(seen.values()))
         if tensors and len(seen) < MIN_ROWS:
             raise ValueError(
-                f"ikbo.transform: example_inputs must have at least {MIN_ROWS} distinct {role} rows, "
-                f"from which the result is verified; got {len(seen)} in {tensors[0].shape[0]} rows; "
-                "take them from real requests of different users, or pass verify=False"
+                f"ikbo.transform: example_inputs must have at least {MIN_ROWS} distinct {role} "
+                f"rows, from which the result is verified; got {len(seen)} in "
+                f"{tensors[0].shape[0]} rows; take them from real requests of different users, or "
+                "pass verify=False"
             )
     return found
 
@@ -172,8 +173,8 @@ def _in_fp64(module: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], A
                 return double(*args, **kwargs)
         except Exception as error:
             raise TransformError(
-                "ikbo.transform: the unmodified model must run in fp64, which gives the tolerance of "
-                f"the verification; it raised {type(error).__name__}: {error}"
+                "ikbo.transform: the unmodified model must run in fp64, which gives the tolerance "
+                f"of the verification; it raised {type(error).__name__}: {error}"
             ) from error
 
     return run
@@ -215,9 +216,6 @@ def _check(what: str, wrong: Tensor, ours: Tensor, expected: Tensor) -> None:
     where = wrong.nonzero()[0].tolist()
     raise TransformError(
         f"ikbo.transform: {what} differs from the unmodified model with users repeated, first at "
-        f"{where}: got {ours[tuple(where)].item()}, expected {expected[tuple(where)].item()}; the "
-        "rewrite is wrong for this model: please report it"
+        f"{where}: got {ours[tuple(where)].item()}, expected {expected[tuple(where)].item()}; "
+        "the rewrite is wrong for this model: please report it"
     )
-
-
-__all__: Sequence[str] = ["verify"]

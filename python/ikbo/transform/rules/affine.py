@@ -31,14 +31,10 @@ def batch_norm(
     stats = (weight, bias, mean, var)
     if not all(v is None or isinstance(v, Const) for v in stats) or not _has_channel(x, 1):
         return None
-    inv = walk.fold(lambda: (var.tensor + eps).rsqrt(), "batch_norm")
-    scale = (
-        inv if weight is None else walk.fold(lambda: weight.tensor * inv.tensor, "batch_norm_scale")
-    )
-    shift = walk.fold(
-        lambda: (0 if bias is None else bias.tensor) - mean.tensor * scale.tensor,
-        "batch_norm_shift",
-    )
+    gain: Any = 1 if weight is None else weight.tensor
+    offset: Any = 0 if bias is None else bias.tensor
+    scale = walk.fold(lambda: gain * torch.rsqrt(var.tensor + eps), "batch_norm_scale")
+    shift = walk.fold(lambda: offset - mean.tensor * scale.tensor, "batch_norm_shift")
     return (_affine(walk, x, scale, shift), None, None)
 
 

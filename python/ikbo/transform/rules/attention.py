@@ -90,7 +90,8 @@ def additive_mask(walk: Walk, x: Form, mask: Form, value: Any) -> Form | None:
     if not isinstance(mask, User) or not _is_all_zero(walk, x) or not _is_minus_inf(walk, value):
         return None
     keep = walk.apply(aten.bitwise_not.default, mask)
-    return _with_keep(walk, mask, keep, aten.masked_fill.Scalar, x, mask, -math.inf)
+    zeros = walk.at_users(x) if isinstance(x, Const) else x
+    return _with_keep(mask, keep, zeros.masked_fill(mask.tensor, -math.inf))
 
 
 @rule(aten.where.self, aten.where.Scalar, aten.where.ScalarSelf, aten.where.ScalarOther)
@@ -104,12 +105,9 @@ def additive_where(walk: Walk, condition: Form, x: Any, y: Any) -> Form | None:
         keep = walk.apply(aten.bitwise_not.default, condition)
     else:
         return None
-    return _with_keep(walk, condition, keep, None, condition, x, y)
+    x, y = (walk.at_users(v) if isinstance(v, Const) else v for v in (x, y))
+    return _with_keep(condition, keep, torch.where(condition.tensor, x, y))
 
 
-def _with_keep(walk: Walk, mask: User, keep: User, target: Any, *args: Any) -> User | None:
-    tensors = [walk.at_users(x) if isinstance(x, Const | User) else x for x in args]
-    out = target(*tensors) if target else torch.where(*tensors)
-    if out.shape != mask.tensor.shape:
-        return None
-    return User(out, mask.rows, keep=keep)
+def _with_keep(mask: User, keep: User, out: torch.Tensor) -> User | None:
+    return User(out, mask.rows, keep=keep) if out.shape == mask.tensor.shape else None

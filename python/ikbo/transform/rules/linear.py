@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Affine, Cand, Concat, Const, Form, Product, Sum, User
@@ -68,13 +69,16 @@ def _fold_affine(
 
 def _side(walk: Walk, x: Concat, weight: Const, at_user: bool) -> tuple[Any, Const]:
     """One side's columns of a concatenation, and the columns of the weight that meet them."""
-    ranges, tensors, forms, start = [], [], [], 0
+    ranges: list[tuple[int, int]] = []
+    forms: list[Any] = []
+    tensors: list[Tensor] = []
+    start = 0
     for part in x.parts:
         end = start + f.width(part, x.axis)
         if f.is_user_only(part) == at_user:
             ranges.append((start, end))
             forms.append(part)
-            tensors.append(walk.at_users(part) if at_user else walk.materialise(part))
+            tensors.append(part.tensor if isinstance(part, Cand) else walk.at_users(part))
         start = end
     kept = walk.fold(
         lambda: torch.cat([weight.tensor[:, lo:hi] for lo, hi in ranges], 1),
@@ -170,7 +174,8 @@ def conv(walk: Walk, x: Form, weight: Form, bias: Form | None = None, *options: 
     """
     if not (isinstance(weight, Const) and is_mixed_along(x, 1)):
         return None
-    stride, padding, _, groups = (*options, *(1, 0, 1, 1)[len(options) :])
+    defaults: list[Any] = [1, 0, 1, 1]
+    stride, padding, _, groups = list(options) + defaults[len(options) :]
     flat = [*_ints(stride), *[p + 1 for p in _ints(padding)], groups, *weight.tensor.shape[2:]]
     if any(number != 1 for number in flat) or isinstance(padding, str) or f.rank(x) < 3:
         return None
@@ -182,13 +187,9 @@ def conv(walk: Walk, x: Form, weight: Form, bias: Form | None = None, *options: 
 
 
 def _ints(value: Any) -> list[int]:
-    return (
-        [0]
-        if isinstance(value, str)
-        else list(value)
-        if isinstance(value, list | tuple)
-        else [value]
-    )
+    if isinstance(value, str):
+        return [0]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def swapped(total: Sum) -> Sum | None:

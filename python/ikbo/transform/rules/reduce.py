@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Cand, Concat, Form, PerBatch, Rows, Sum, User
+from ikbo.transform.forms import Cand, Concat, Const, Form, PerBatch, Rows, Sum, User
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def sum_(walk: Walk, x: Form, dim: Any, keepdim: bool = False, **options: Any) -
     sums = [walk.apply(aten.sum.dim_IntList, p, dim, keepdim, **options) for p in x.parts]
     users = [walk.at_users(s) for s in sums if f.is_user_only(s)]
     cands = [s.tensor for s in sums if isinstance(s, Cand)]
-    rows = next(s.rows for s in sums if isinstance(s, Cand))
+    rows = sums[0].rows
     return Sum(User(sum(users[1:], users[0]), rows), Cand(sum(cands[1:], cands[0]), rows), rows)
 
 
@@ -60,14 +60,12 @@ def embedding_bag(
     before: embedding_bag(W, view(expand(ids [U, k]), -1), arange(0, B k, k))    at B
     after:  embedding_bag(W, view(ids, -1), arange(0, U k, k))                   at U
     """
-    plain = isinstance(offsets, PerBatch) and isinstance(indices, User) and f.rank(indices) == 1
-    if not plain or not f.is_user_only(weight) or isinstance(weight, User):
+    if not (isinstance(offsets, PerBatch) and isinstance(indices, User)) or indices.rows is None:
         return None
-    if any(isinstance(x, f.FORMS) for x in options):
+    if not isinstance(weight, Const) or any(isinstance(x, f.FORMS) for x in options):
         return None
-    rows = indices.rows
-    step = rows.inner
-    if rows != Rows(0, 1, step) or not _is_strided(walk, offsets, step):
+    step = indices.rows.inner
+    if indices.rows != Rows(0, 1, step) or not _is_strided(walk, offsets, step):
         return None
     out = aten.embedding_bag.padding_idx(
         walk.use(weight), indices.tensor, offsets.make(walk.num_users), *options

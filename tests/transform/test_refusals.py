@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused, and that the text says what, where and what to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import ikbo
+from ikbo.transform import TransformError
+from tests.transform.models import MODELS, rows
+
+
+class Call(nn.Module):
+    """A model that is one function of a user and an item input."""
+
+    def __init__(self, function: Callable[..., Any], *modules: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleList(modules)
+
+    def forward(self, user: Tensor, item: Tensor) -> Any:
+        return self.function(user, item, *self.parts)
+
+
+def transform(model: nn.Module, inputs: Any = None, users: Any = ("user",), **options: Any) -> Any:
+    inputs = (rows(4), rows(4)) if inputs is None else inputs
+    return ikbo.transform(model, inputs, users, max_users=8, max_candidates=64, **options)
+
+
+def write_to_user(user: Tensor, item: Tensor) -> Tensor:
+    user.mul_(2)
+    return user + item
+
+
+def branch(user: Tensor, item: Tensor) -> Tensor:
+    return torch.cond(item.sum() > 0, lambda x: x + 1, lambda x: x - 1, (user + item,))
+
+
+REFUSED = {
+    "dropout in training": (
+        Call(lambda u, i: functional.dropout(u, 0.5, training=True) + i),
+        "draws random numbers.*model.eval.*test_refusals.py:",
+    ),
+    "random numbers": (Call(lambda u, i: torch.rand_like(u) + i), "draws random numbers"),
+    "batch norm in training": (
+        Call(lambda u, i, norm: norm(u) + i, nn.BatchNorm1d(4)),
+        r"writes to its buffer 'parts.0\..*model.eval\(\)",
+    ),
+    "in-place update of an input": (Call(write_to_user), "writes to its input 'user'"),
+    "control flow": (Call(branch), "conditionally or in a loop"),
+    "a number out of a tensor": (Call(lambda u, i: u * i.sum().item()), "ikbo.transform"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_model_is_refused(name: str) -> None:
+    model, text = REFUSED[name]
+    with pytest.raises(TransformError, match=f"(?s){text}"):
+        transform(model)
+
+
+@pytest.mark.parametrize(
+    ("users", "text"),
+    [
+        ((), "at least one input name"),
+        ("user", "must be a list"),
+        (["users"], r"'users', which is no input.*\['user', 'item'\]"),
+    ],
+)
+def test_request_only_is_checked(users: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        transform(MODELS["mlp"]().model, (rows(6), rows(4)), users)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((rows(4), rows(4)[:3]), "one batch size.*'item': 3"),
+        ((rows(4), torch.tensor(1.0)), "'item' must have the batch as its first axis"),
+        ((rows(4)[:1].expand(16, 4), rows(4)), "at least 8 distinct user rows.*got 1 in 16 rows"),
+        ((rows(4)[:4], rows(4)[:4]), "at least 8 distinct user rows.*got 4"),
+    ],
+)
+def test_example_inputs_are_checked(inputs: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        transform(Call(lambda u, i: u + i), inputs)
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2**31, 1.5])
+def test_limits_are_checked(limit: Any) -> None:
+    ranker = MODELS["mlp"]()
+    with pytest.raises(ValueError, match="max_candidates must be an int in"):
+        ikbo.transform(ranker.model, ranker.inputs, ["user"], max_candidates=limit)
+
+
+def test_other_models_and_inputs_are_no_models() -> None:
+    with pytest.raises(TypeError, match="nn.Module or an ExportedProgram; got function"):
+        transform(lambda user, item: user + item)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"example_inputs must be a tuple.*got Tensor"):
+        transform(MODELS["mlp"]().model, rows(6))
+
+
+def test_an_input_may_not_be_called_like_the_index() -> None:
+    inputs = {"user": rows(4), "item": rows(4), "cand_to_user": rows(1)}
+
+    class Named(nn.Module):
+        def forward(self, user: Tensor, item: Tensor, cand_to_user: Tensor) -> Tensor:
+            return user + item + cand_to_user
+
+    with pytest.raises(ValueError, match="rename the input"):
+        transform(Named(), inputs)
+
+
+def test_a_program_needs_a_free_batch() -> None:
+    ranker = MODELS["mlp"]()
+    program = torch.export.export(ranker.model, ranker.inputs)
+    with pytest.raises(TransformError, match="one dynamic batch size.*one Dim for all"):
+        ikbo.transform(program, ranker.inputs, ["user"])
+
+
+def test_calls_are_checked() -> None:
+    module = transform(MODELS["mlp"]().model, (rows(6), rows(4)))
+    index = torch.zeros(3, dtype=torch.int32)
+    with pytest.raises(AssertionError, match="Guard failed: user.*== 6"):
+        module(rows(5)[:2], rows(4)[:3], cand_to_user=index)

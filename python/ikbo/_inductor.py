@@ -38,7 +38,7 @@ from torch.export import ExportedProgram
 
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
 # other one the opaque identity operator takes its place.
-_LOWERING_VERSIONS = ("2.11",)
+_LOWERING_VERSIONS = ("2.11", "2.15")
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -103,10 +103,14 @@ def lower_operators(program: ExportedProgram) -> ExportedProgram:
         torch.ops.ikbo.linear.default: _linear,
         torch.ops.ikbo.lce.default: _lce,
     }
-    program = program.run_decompositions(table)
-    if not register_expand_lowering():
-        program = program.run_decompositions({torch.ops.ikbo.expand.default: _expand_opaque})
-    return program
+    return program.run_decompositions(table)
+
+
+def keep_users_apart(program: ExportedProgram) -> ExportedProgram:
+    """Makes sure that `expand`'s input is computed at U, in the way that this torch allows."""
+    if register_expand_lowering():
+        return program
+    return program.run_decompositions({torch.ops.ikbo.expand.default: _expand_opaque})
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from ikbo._value_ranges import ValueRange
+
 FORMAT_VERSION = 1
 EXTRA_ROOT = "data/extra/ikbo/"
 MANIFEST_ENTRY = "extra/ikbo/manifest.json"
@@ -42,12 +44,19 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output. `shape[0]` is -1, the batch that `role` names."""
+    """One input or output. `shape[0]` is -1, the batch that `role` names; `values` are those that
+    an integer input may have, where the compiled code relies on it.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     role: str
+    values: ValueRange | None = None
+
+    def document(self) -> dict[str, Any]:
+        fields = {"name": self.name, "dtype": self.dtype, "shape": self.shape, "role": self.role}
+        return fields if self.values is None else {**fields, "values": self.values._asdict()}
 
 
 @dataclass(frozen=True)
@@ -112,8 +121,8 @@ class Manifest:
             "model": {"name": self.model_name, "version": self.model_version},
             "torch_version": self.torch_version,
             "device": self.device,
-            "inputs": [asdict(spec) for spec in self.inputs],
-            "outputs": [asdict(spec) for spec in self.outputs],
+            "inputs": [spec.document() for spec in self.inputs],
+            "outputs": [spec.document() for spec in self.outputs],
             "max_users": self.max_users,
             "max_candidates": self.max_candidates,
             "ops": [asdict(op) for op in self.ops],
@@ -149,7 +158,14 @@ class Manifest:
 
 
 def _tensor_spec(document: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(**{**document, "shape": tuple(document["shape"])})
+    values = document.get("values")
+    return TensorSpec(
+        **{
+            **document,
+            "shape": tuple(document["shape"]),
+            "values": None if values is None else ValueRange(**values),
+        }
+    )
 
 
 def _replay_case(document: Mapping[str, Any]) -> ReplayCase:

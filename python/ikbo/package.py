@@ -18,12 +18,14 @@ from ikbo._kernels import ops_of
 from ikbo._manifest import (
     CANDIDATE,
     DTYPE_NAMES,
+    INDEX,
     USER,
     Manifest,
     TensorSpec,
     append_to_archive,
 )
 from ikbo._served import ServedModel, from_module, from_transformed
+from ikbo._value_ranges import ValueRange, bound_values
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -91,7 +93,8 @@ def package(
     with torch.no_grad():
         report("exporting with batches U and B")
         program = _export(served)
-        exported = _inductor.lower_operators(program)
+        exported = _inductor.keep_users_apart(_inductor.lower_operators(program))
+        ranges = bound_values(exported)
         report("computing the replay cases")
         cases = _replay.make_cases(served, exported, tolerance)
     manifest = Manifest(
@@ -99,7 +102,7 @@ def package(
         model_version=version,
         torch_version=torch.__version__,
         device=served.device.type,
-        inputs=_input_specs(served),
+        inputs=_input_specs(served, exported, ranges),
         outputs=_output_specs(served, program),
         max_users=served.max_users,
         max_candidates=served.max_candidates,
@@ -181,10 +184,20 @@ def _own_storage(program: ExportedProgram) -> None:
                 tensors[name] = nn.Parameter(own, False) if isinstance(value, nn.Parameter) else own
 
 
-def _input_specs(served: ServedModel) -> tuple[TensorSpec, ...]:
+def _input_specs(
+    served: ServedModel, program: ExportedProgram, ranges: Mapping[str, ValueRange]
+) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(name, DTYPE_NAMES[x.dtype], (-1, *x.shape[1:]), served.roles[name])
-        for name, x in served.examples.items()
+        TensorSpec(
+            name,
+            DTYPE_NAMES[x.dtype],
+            (-1, *x.shape[1:]),
+            served.roles[name],
+            ranges.get(node) if served.roles[name] != INDEX else None,
+        )
+        for (name, x), node in zip(
+            served.examples.items(), program.graph_signature.user_inputs, strict=True
+        )
     )
 
 

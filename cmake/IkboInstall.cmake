@@ -5,8 +5,9 @@ set(ikbo_OPS_LIBRARY ${CMAKE_INSTALL_LIBDIR}/libikbo_ops.so)
 
 set_target_properties(ikbo_core PROPERTIES EXPORT_NAME core)
 
-# Installed, the runtime finds the PyTorch it was built against, which may lie inside the source tree
-# (.venv), where INSTALL_RPATH_USE_LINK_PATH does not look; the programs find the runtime beside them.
+# Installed, the runtime finds the PyTorch it was built against, which may lie inside the source
+# tree (.venv), where INSTALL_RPATH_USE_LINK_PATH does not look; the programs find the runtime
+# beside them.
 set_target_properties(ikbo_runtime PROPERTIES INSTALL_RPATH "${IKBO_TORCH_DIR}/lib")
 set_target_properties(ikbo-replay ikbo-server PROPERTIES
   INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${IKBO_TORCH_DIR}/lib")

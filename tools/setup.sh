@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 VENV=.venv
 VENV_STAMP=$VENV/.ikbo-requirements
-VENV_MIN_GIB=7  # PyTorch and the CUDA libraries that PyPI's build of it needs: 4.7 GB, and the download
+VENV_MIN_GIB=7  # PyTorch with the CUDA libraries of PyPI's build, 4.7 GB, and the downloads
 
 say() { printf '\n== %s\n' "$*"; }
 fail() {
@@ -43,7 +43,7 @@ step_system() {
     if sudo -n true 2>/dev/null || { [ -t 0 ] && command -v sudo >/dev/null; }; then
       as_root=sudo
     else
-      fail "system packages are missing and this user is not root; run this once, then call again:" \
+      fail "system packages are missing, and this user is not root: run this once, then call again" \
         "apt-get update && apt-get install -y --no-install-recommends $packages"
     fi
   fi
@@ -55,22 +55,24 @@ step_system() {
 }
 
 check_python() {
-  command -v "$PYTHON" >/dev/null || fail "$PYTHON not found" "name another: PYTHON=/path/to/python3"
+  command -v "$PYTHON" >/dev/null ||
+    fail "$PYTHON not found" "name another: PYTHON=/path/to/python3"
   "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
     fail "Python 3.10 or newer is needed; $PYTHON is $("$PYTHON" -V 2>&1)" \
       "name another: PYTHON=/path/to/python3"
 }
 
+venv_works() { $VENV/bin/python -c 'import sys' 2>/dev/null; }
+
 step_venv() {
   local wanted
   wanted=$(cat requirements/*.txt | sha256sum | cut -d' ' -f1)
-  if [ "$(cat $VENV_STAMP 2>/dev/null)" = "$wanted" ] && $VENV/bin/python -c 'import sys' 2>/dev/null
-  then
+  if [ "$(cat $VENV_STAMP 2>/dev/null)" = "$wanted" ] && venv_works; then
     return 0
   fi
   check_python
   say ".venv: PyTorch and the tools of requirements/dev.txt (some GB, a few minutes)"
-  if ! $VENV/bin/python -c 'import sys' 2>/dev/null; then
+  if ! venv_works; then
     local free_gib
     free_gib=$(df --output=avail -BG . | tail -1 | tr -dc 0-9)
     [ "$free_gib" -ge $VENV_MIN_GIB ] ||

@@ -11,8 +11,8 @@ if [ -z "$version" ]; then
   exit 1
 fi
 venv=build/torch-$version
-if ! "$venv/bin/python" -c "import torch; assert torch.__version__.startswith('$version')" 2>/dev/null
-then
+installed=$("$venv/bin/python" -c 'import torch; print(torch.__version__)' 2>/dev/null || true)
+if [ "${installed%%+*}" != "$version" ]; then
   printf '\n== PyTorch %s into %s (some GB)\n' "$version" "$venv"
   .venv/bin/python -m venv --clear "$venv"
   "$venv/bin/python" -m pip install --disable-pip-version-check "torch==$version" \

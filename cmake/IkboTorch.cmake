@@ -6,7 +6,7 @@ if(NOT IKBO_TORCH_DIR)
   find_package(Python3 COMPONENTS Interpreter REQUIRED)
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -c
-            "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('torch').origin))"
+            "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)"
     OUTPUT_VARIABLE IKBO_TORCH_DIR
     OUTPUT_STRIP_TRAILING_WHITESPACE
     RESULT_VARIABLE ikbo_torch_missing)

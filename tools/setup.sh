@@ -43,15 +43,15 @@ step_system() {
     if sudo -n true 2>/dev/null || { [ -t 0 ] && command -v sudo >/dev/null; }; then
       as_root=sudo
     else
-      fail "system packages are missing, and this user is not root: run this once, then call again" \
+      fail "system packages are missing and this user is not root; run this, then call again:" \
         "apt-get update && apt-get install -y --no-install-recommends $packages"
     fi
   fi
   # shellcheck disable=SC2086  # a list of words
-  $as_root apt-get update -q &&
-    $as_root env DEBIAN_FRONTEND=noninteractive \
-      apt-get install -y -q --no-install-recommends $packages ||
+  if ! $as_root apt-get update -q || ! $as_root env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -q --no-install-recommends $packages; then
     fail "apt-get failed, see above" "check the network and the package sources, then call again"
+  fi
 }
 
 check_python() {

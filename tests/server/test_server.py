@@ -8,12 +8,15 @@ import json
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from ikbo.transform import TransformedModule
 from tests.server.conftest import StartServer
 from tests.server.serving import (
     MAX_CANDIDATES,
@@ -23,6 +26,7 @@ from tests.server.serving import (
     Server,
     eager,
     make_inputs,
+    running,
     server_path,
 )
 
@@ -116,6 +120,29 @@ def test_users_without_candidates(client, ranker: Served) -> None:
 def test_a_model_of_candidates_alone(client, plain: Served) -> None:
     inputs = {"x": np.arange(20, dtype=np.float32).reshape(5, 4)}
     assert_answer(client.infer("plain", infer_inputs(inputs)), plain.module, inputs)
+
+
+def test_a_transformed_model(transformed: TransformedModule, transformed_package: Path) -> None:
+    rng = np.random.default_rng(9)
+    inputs = {
+        "user_id": np.array([7, 3, 9]),
+        "history": rng.integers(0, 200, (3, 12)),
+        "history_length": np.array([12, 1, 5]),
+        "item_id": rng.integers(0, 200, 70),
+        "price": rng.random((70, 4), dtype=np.float32),
+    }
+    cand_to_user = rng.integers(0, 3, 70).astype(np.int32)
+    with running([transformed_package]) as server:
+        client = triton.InferenceServerClient(server.address)
+        result = client.infer("model", infer_inputs(inputs | {"cand_to_user": cand_to_user}))
+        client.close()
+    with torch.no_grad():
+        expected = transformed(
+            **{name: torch.from_numpy(x) for name, x in inputs.items()},
+            cand_to_user=torch.from_numpy(cand_to_user),
+        )
+    for name in ("click", "like"):
+        np.testing.assert_allclose(result.as_numpy(name), expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_compressed_requests_are_refused_and_replies_come_plain(client, ranker: Served) -> None:

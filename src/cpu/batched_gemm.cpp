@@ -4,7 +4,8 @@
 #include <torch/csrc/stable/device.h>
 
 #include <cstring>
-#include <vector>
+
+#include "cpu/onednn.h"
 
 namespace ikbo::cpu {
 namespace {
@@ -74,6 +75,15 @@ class Worker {
   void multiply(const Tensor& out, const Tensor& a, const Tensor& b, int64_t first_item) const {
     if (init_ == nullptr) {
       bmm_out(out, a, b);
+      return;
+    }
+    if (out.size(0) == 1 &&
+        prefers_onednn(out.scalar_type(), out.size(1), out.size(2), a.size(2))) {
+      const Tensor init = items_of(init_->matrices, matrix_of(*init_, first_item), 1, 0);
+      Tensor item = torch::stable::select(out, 0, 0);
+      const Tensor weight = transposed(torch::stable::select(b, 0, 0));
+      torch::stable::copy_(item, onednn_addmm(torch::stable::select(init, 0, 0),
+                                              torch::stable::select(a, 0, 0), weight));
       return;
     }
     const auto* from = static_cast<const char*>(init_->matrices.const_data_ptr());

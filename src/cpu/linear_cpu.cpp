@@ -3,8 +3,11 @@
 // are gathered to where the sum is built, and the candidate GEMM adds onto them.
 #include "cpu/linear_cpu.h"
 
+#include <algorithm>
+
 #include "common/kernel_trace.h"
 #include "cpu/linear_config.h"
+#include "cpu/onednn.h"
 #include "cpu/user_rows.h"
 
 namespace ikbo::cpu {
@@ -21,6 +24,29 @@ Tensor user_part(const Tensor& x_user, const Tensor& w_user, const std::optional
     mm_out(y, x, w);
   }
   return y;
+}
+
+// oneDNN builds code per number of rows: these many, or a multiple of the smaller number of them.
+constexpr int64_t kOneDnnRows = 256;
+constexpr int64_t kOneDnnRowStep = 32;
+
+// out += x w^T
+void add_product(const Tensor& out, const Tensor& x, const Tensor& w) {
+  const int64_t num_rows = x.size(0);
+  int64_t begin = 0;
+  while (begin < num_rows) {
+    int64_t count = std::min(kOneDnnRows, num_rows - begin) / kOneDnnRowStep * kOneDnnRowStep;
+    if (!prefers_onednn(x.scalar_type(), count, w.size(0), w.size(1))) {
+      break;
+    }
+    Tensor block = rows(out, begin, count);
+    torch::stable::copy_(block, onednn_addmm(block, rows(x, begin, count), w));
+    begin += count;
+  }
+  if (begin < num_rows) {
+    const Tensor rest = rows(out, begin, num_rows - begin);
+    addmm_out(rest, rest, rows(x, begin, num_rows - begin), transposed(w));
+  }
 }
 
 }  // namespace
@@ -44,10 +70,10 @@ Tensor linear(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
   trace_kernel("linear", config);
 
   const Tensor y_user = user_part(x_user, w_user, bias);
-  const Tensor w = transposed(widen(w_cand));
+  const Tensor w = widen(w_cand);
   if (!config.is_upcast) {
     gather_user_rows(out, y_user, index);
-    addmm_out(out, out, x_cand, w);
+    add_product(out, x_cand, w);
     apply_activation(out, activation);
     return out;
   }
@@ -59,7 +85,7 @@ Tensor linear(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
     const Tensor y = rows(y_block, 0, count);
     torch::stable::copy_(x, rows(x_cand, begin, count));
     gather_user_rows(y, y_user, rows(index, begin, count));
-    addmm_out(y, y, x, w);
+    add_product(y, x, w);
     apply_activation(y, activation);
     Tensor result = rows(out, begin, count);
     torch::stable::copy_(result, y);

@@ -13,6 +13,7 @@ from ikbo.testing.compare import check_against_reference
 from ikbo.testing.inputs import Case, case, make_inputs, standard_cases
 
 SIZES = {"M": 11, "N": 6, "K_user": 29, "K_cand": 17}
+LARGE = {"M": 130, "N": 64, "K_cand": 600}
 CASES = [
     *standard_cases("lce", SIZES),
     *(
@@ -21,9 +22,12 @@ CASES = [
         for letter in SIZES
         for size in (0, 1)
     ),
-    # Matrices so large that each candidate is a call of its own.
-    case("lce", "fp32", "shuffled", "padded", {"U": 2, "B": 5, **SIZES, "N": 64, "K_cand": 600}),
-    case("lce", "bf16", "shuffled", "padded", {"U": 2, "B": 5, **SIZES, "N": 64, "K_cand": 600}),
+    # Matrices so large that each candidate is a call of its own, of oneDNN where that is faster.
+    *(
+        case("lce", dtype, "shuffled", layout, {"U": 2, "B": 5, **SIZES, **LARGE})
+        for dtype in ("fp64", "fp32", "bf16")
+        for layout in ("contiguous", "padded", "transposed")
+    ),
 ]
 
 

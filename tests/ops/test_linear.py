@@ -13,6 +13,7 @@ from ikbo.testing.compare import check_against_reference
 from ikbo.testing.inputs import Case, case, make_inputs, standard_cases
 
 SIZES = {"M": 13, "K_user": 37, "K_cand": 21}
+LARGE = {"M": 170, "K_cand": 200}
 ACTIVATIONS = ("none", "relu", "gelu", "silu", "sigmoid")
 CASES = [
     *standard_cases("linear", SIZES),
@@ -27,8 +28,12 @@ CASES = [
         for letter in SIZES
         for size in (0, 1)
     ),
-    # More candidates than the rows that the 16-bit way converts at a time, and not a multiple.
-    case("linear", "bf16", "shuffled", "padded", {"U": 9, "B": 600, **SIZES}),
+    # More candidates than are converted or multiplied at a time, and not a multiple.
+    *(
+        case("linear", dtype, "shuffled", layout, {"U": 9, "B": 615, **SIZES, **LARGE})
+        for dtype in ("fp64", "fp32", "bf16")
+        for layout in ("contiguous", "padded", "transposed")
+    ),
 ]
 
 

@@ -123,39 +123,33 @@ T softmax_step(T* scores, int n, T& row_max, T& row_sum) {
   return scale;
 }
 
-// One block of keys: where its packed K^T and its V are.
+// V of one block of keys, as the matrix product reads it.
 template <class T>
-struct KeyBlock {
-  std::int64_t key0;
-  int n;
-  const T* v;
-  std::int64_t v_key;
-  std::int64_t v_panel;
+struct ValueBlock {
+  const T* data;
+  std::int64_t key_stride;
+  std::int64_t panel_stride;
 };
 
-// Packing V pays from this many rows on (it keeps a panel's lines apart in the cache); below, V is
-// read in place where it can be. Measured on an AMD EPYC (Zen 5), 2026-11.
-inline constexpr int kRowsToPackV = 16;
-
+// Packs a block's K transposed, and V unless it can be read in place.
 template <class T, class Storage>
-KeyBlock<T> pack_block(const KeyRows<Storage>& k, const KeyRows<Storage>& v, int dim, int rows,
-                       std::int64_t key0, int n, int key_block, const ForwardScratch<T>& s) {
+ValueBlock<T> pack_block(const KeyRows<Storage>& k, const KeyRows<Storage>& v, int dim,
+                         std::int64_t key0, int n, int key_block, const ForwardScratch<T>& s) {
   pack_transposed(k, key0, n, dim, s.staging, s.k_transposed);
   if constexpr (std::is_same_v<T, Storage>) {
-    if (rows < kRowsToPackV && v.stride_dim == 1 && v.positions == nullptr &&
-        dim % kLanes<T> == 0) {
-      return {key0, n, v.row(key0), v.stride_key, kPanel<T>};
+    if (v.stride_dim == 1 && v.positions == nullptr && dim % kLanes<T> == 0) {
+      return {v.row(key0), v.stride_key, kPanel<T>};
     }
   }
   const std::int64_t panel_size = std::int64_t{key_block} * kPanel<T>;
   pack_panels(v, key0, n, dim, s.v, panel_size);
-  return {key0, n, s.v, kPanel<T>, panel_size};
+  return {s.v, kPanel<T>, panel_size};
 }
 
 // Adds a block of keys to rows row0 ... row0 + rows - 1, at most kRowGroup of them; counts[r] of
 // its keys count for row row0 + r.
 template <class T>
-void attend(const KeyBlock<T>& block, const int* counts, int row0, int rows, int dim, int key_block,
+void attend(const ValueBlock<T>& v, const int* counts, int row0, int rows, int dim, int key_block,
             const ForwardScratch<T>& s) {
   const int vecs = round_up<T>(dim) / kLanes<T>;
   const std::int64_t out_row = round_up<T>(dim);
@@ -177,9 +171,9 @@ void attend(const KeyBlock<T>& block, const int* counts, int row0, int rows, int
   gemm_ragged<T>({.a = s.scores,
                   .a_row = key_block,
                   .a_k = 1,
-                  .b = block.v,
-                  .b_k = block.v_key,
-                  .b_panel = block.v_panel,
+                  .b = v.data,
+                  .b_k = v.key_stride,
+                  .b_panel = v.panel_stride,
                   .c = s.out + row0 * out_row,
                   .c_row = out_row,
                   .start = Start::kScale,
@@ -254,7 +248,7 @@ void forward_task(const TargetAttentionParams& params, const TargetAttentionTask
   int first = 0;
   for (int key0 = 0; key0 < num_keys; key0 += config.key_block) {
     const int n = num_keys - key0 < config.key_block ? num_keys - key0 : config.key_block;
-    const KeyBlock<T> block = pack_block(k, v, dim, rows, key0, n, config.key_block, s);
+    const ValueBlock<T> values = pack_block(k, v, dim, key0, n, config.key_block, s);
     while (key_count(first) <= key0) {
       ++first;
     }
@@ -262,7 +256,7 @@ void forward_task(const TargetAttentionParams& params, const TargetAttentionTask
       const int group = rows - row0 < kRowGroup ? rows - row0 : kRowGroup;
       int counts[kRowGroup];
       block_counts(params, task, task.row_begin + row0, group, key0, n, counts);
-      attend(block, counts, row0, group, dim, config.key_block, s);
+      attend(values, counts, row0, group, dim, config.key_block, s);
     }
   }
   store_results<T, Storage>(params, task, rows, s);

@@ -203,10 +203,10 @@ def _input_specs(
 
 def _output_specs(served: ServedModel, program: ExportedProgram) -> tuple[TensorSpec, ...]:
     """Names and roles of the outputs; the batch of each is read off its symbolic shape."""
-    num_users, num_candidates = served.export_sizes()
-    index = torch.zeros(num_candidates, dtype=torch.int32)
     with torch.no_grad():
-        names = served.output_names(served.make_inputs(num_users, index, seed=0))
+        names = served.output_names(
+            served.make_inputs(1, torch.zeros(1, dtype=torch.int32), seed=0)
+        )
     values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     batch = {
         str(values[node].shape[0]): USER if role == USER else CANDIDATE

@@ -20,6 +20,7 @@ from ikbo.testing.bench import interleaved, write_results
 
 THREADS = 2
 SEED = 3
+LEARNING_RATE = 0.1
 STEPS = 200
 TIMED_ROUNDS = 15
 NUM_USERS, RATIO, S = 16, 32, 64
@@ -52,7 +53,7 @@ class Rows:
 
 
 def make_rows(seed: int, dtype: torch.dtype) -> Rows:
-    """Ragged groups of candidates; a planted taste vector of each item says what a user likes."""
+    """Ragged groups of candidates; planted vectors say who likes what."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(high: int, *shape: int) -> Tensor:
@@ -63,8 +64,8 @@ def make_rows(seed: int, dtype: torch.dtype) -> Rows:
     user, history = draw(VOCABULARY, NUM_USERS), draw(VOCABULARY, NUM_USERS, S)
     lengths = draw(S + 1, NUM_USERS)
     item = draw(VOCABULARY, len(index))
-    likes = taste[history[:, 0]]
-    label = ((likes[index] * taste[item]).sum(1) > 0).to(dtype)
+    fit = (taste[user][index] * taste[item]).sum(1)
+    label = (fit + 3 * taste[item, 0] > 0).to(dtype)
     return Rows(1000 + index, user[index], history[index], lengths[index], item, label)
 
 
@@ -162,7 +163,7 @@ class Training:
         self.net.load_state_dict(PlainNet().state_dict())
         self.net.to(dtype)
         self.dtype = dtype
-        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LEARNING_RATE, momentum=0.9)
         self.batches = [make_rows(seed, dtype) for seed in range(STEPS)]
         self.losses: list[float] = []
 

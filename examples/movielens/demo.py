@@ -7,7 +7,9 @@ Everything lands in `build/demo/`; what is there already and still fits is not m
 from __future__ import annotations
 
 import json
+import os
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -179,6 +181,8 @@ def failures(summary: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> int:
+    # Of torch.export's own making: it copies its own tree specs.
+    warnings.filterwarnings("ignore", "`isinstance", FutureWarning)
     torch.set_num_threads(THREADS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     print("[1/5] data: MovieLens 100k", flush=True)
@@ -217,4 +221,7 @@ def main() -> int:
     missed = failures(summary)
     for text in missed:
         print(f"FAILED: {text}", file=sys.stderr)
+    if missed:
+        load = os.getloadavg()[0]
+        print(f"Load of the machine: {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     return 1 if missed else 0

@@ -17,7 +17,7 @@ from examples.movielens.split import SplitRanker
 
 SEED = 20
 REQUESTS_PER_STEP = 32
-NUM_NEGATIVES = 8  # unseen films a training request
+NUM_NEGATIVES = 4  # unseen films a training request
 NUM_RANKED = 40  # unseen films a held-out request
 HELD_OUT_STRIDE = 2  # every other held-out request is measured
 LEARNING_RATE = 2e-3

@@ -21,6 +21,7 @@ from tests.server.conftest import StartServer
 from tests.server.serving import (
     MAX_CANDIDATES,
     MAX_USERS,
+    REPOSITORY,
     Arrays,
     Served,
     Server,
@@ -239,10 +240,18 @@ def test_a_full_queue_refuses_and_serves_on(start_server: StartServer, ranker: S
     assert ask(0) == "200"
 
 
-def test_help_and_version() -> None:
+def test_help_and_version_and_documented_flags() -> None:
     text = subprocess.run([str(server_path()), "--help"], capture_output=True, text=True)
     assert text.returncode == 0
-    for flag in ("--model", "--ops-library", "--max-wait-us", "--max-queue", "--drain-timeout-ms"):
-        assert flag in text.stdout
+    flags = set(re.findall(r"--[a-z-]+", text.stdout))
+    document = (REPOSITORY / "docs/serving.md").read_text()
+    table = document.split("## Flags")[1].split("## Stopping")[0]
+    assert set(re.findall(r"`(--[a-z-]+)", table)) == flags
     version = subprocess.run([str(server_path()), "--version"], capture_output=True, text=True)
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", version.stdout)
+
+
+def test_every_metric_is_documented(server: Server) -> None:
+    names = {re.sub(r"_(bucket|sum|count)$", "", key.split("{")[0]) for key in metrics(server)}
+    documented = set(re.findall(r"`(ikbo_[a-z_]+)`", (REPOSITORY / "docs/serving.md").read_text()))
+    assert names == documented

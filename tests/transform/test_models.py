@@ -10,6 +10,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import ikbo
+from ikbo import _inductor
+from ikbo._kernels import kernels_at
 from ikbo.transform import Spec, TransformedModule
 from ikbo.transform.cost import COUNTER_FORMULAS
 from tests.transform.models import MODELS, Ranker, rows
@@ -100,6 +102,22 @@ def test_kernels_cover_the_range(transformed: Transformed) -> None:
                 if k.op == op
             )
             assert covered == 8 * 100
+
+
+def test_kernels_are_those_of_the_package(transformed: Transformed) -> None:
+    program = transformed.module.exported_program
+    inputs = [x for x in pytree.tree_leaves(transformed.inputs) if isinstance(x, Tensor)]
+    lowered = _inductor.lower_operators(program)
+    run = kernels_at(lowered, [*inputs, transformed.index])
+    planned = [
+        (k.op.removeprefix("ikbo::"), k.kernel)
+        for row in transformed.module.spec.rows
+        for k in row.kernels
+        if k.users[0] <= USERS <= k.users[1]
+        and k.candidates[0] <= CANDIDATES <= k.candidates[1]
+        and not k.kernel.startswith("torch: ")
+    ]
+    assert sorted(planned) == sorted((k.op, k.kernel) for k in run)
 
 
 def batches(module: TransformedModule, op: str) -> list[str]:

@@ -38,14 +38,12 @@ from ikbo.testing.inputs import DTYPES
 
 SOURCES = [
     "bench/bench_ops_cpu.py",
-    "include/ikbo/*.h",
-    "python/ikbo/_*.py",
-    "python/ikbo/package.py",
+    "include/ikbo/target_attention.h",
+    "python/ikbo/_inductor.py",
+    *(f"python/ikbo/_{op}.py" for op in ("bmm", "expand", "lce", "linear", "target_attention")),
     "python/ikbo/testing/bench.py",
-    "python/ikbo/testing/cost.py",
-    "src/common/*",
     "src/cpu/*",
-    "src/torch_ops/*",
+    "src/torch_ops/*.cpp",
 ]
 PACKAGES = REPOSITORY / "build" / "bench"
 

@@ -35,7 +35,11 @@ class FlatModule(nn.Module):
         self.in_spec = in_spec
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.contiguous() for x in pytree.tree_leaves(self.call(*tensors)))
+        outputs = pytree.tree_leaves(self.call(*tensors))
+        for output in outputs:
+            if not isinstance(output, Tensor):
+                raise TypeError(f"outputs must be tensors; got {type(output).__name__}")
+        return tuple(x.contiguous() for x in outputs)
 
     def call(self, *tensors: Tensor) -> Any:
         """`inner`'s own output."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import ikbo
 from ikbo import _inductor, _replay
 from ikbo._served import from_module
+from ikbo.package import _export
 from ikbo.transform import TransformedModule
 
 
@@ -47,6 +48,13 @@ def inputs(**changes: Tensor) -> tuple[Tensor, ...]:
 class TwoSizes(Pair):
     def forward(self, x_user: Tensor, x_cand: Tensor, cand_to_user: Tensor) -> Tensor:
         return super().forward(x_user, x_cand, cand_to_user).repeat(2, 1)
+
+
+class ReturnsNone(Pair):
+    def forward(  # type: ignore[override]
+        self, x_user: Tensor, x_cand: Tensor, cand_to_user: Tensor
+    ) -> tuple[Tensor, None]:
+        return super().forward(x_user, x_cand, cand_to_user), None
 
 
 class NeedsElevenCandidates(Pair):
@@ -121,6 +129,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "max_users must be 0 or left out",
     ),
     "output batch": ({"module": TwoSizes().eval()}, ValueError, "output output must have shape .U"),
+    "output type": (
+        {"module": ReturnsNone().eval()},
+        RuntimeError,
+        "outputs must be tensors; got NoneType",
+    ),
     "fixed batch": ({"module": NeedsElevenCandidates().eval()}, RuntimeError, "torch.export of "
     "Needs"),
     "foreign operator": ({"module": ForeignOperator().eval()}, RuntimeError, "calls "
@@ -144,6 +157,17 @@ def test_transformed_module_knows_its_inputs(
         ikbo.package(transformed, tmp_path / "model.pt2", roles={"user_id": "user"})
     with pytest.raises(ValueError, match=r"max_users must be at most 16.* got 17"):
         ikbo.package(transformed, tmp_path / "model.pt2", max_users=17)
+
+
+@pytest.mark.parametrize(("max_users", "max_candidates"), [(1, 1), (2, 2), (1, 500), (64, 2)])
+def test_small_ranges_keep_both_batches_free(max_users: int, max_candidates: int) -> None:
+    limits = {"max_users": max_users, "max_candidates": max_candidates}
+    names = ("example_inputs", "roles")
+    served = from_module(Pair().eval(), *(arguments()[name] for name in names), *limits.values())
+    nodes = [n for n in _export(served).graph.nodes if n.op == "placeholder"]
+    users, *candidates = (node.meta["val"].shape[0] for node in nodes)
+    assert all(isinstance(size, torch.SymInt) for size in (users, *candidates))
+    assert str(users) not in {str(size) for size in candidates}
 
 
 def fail_to_compile(*_: Any) -> None:

@@ -132,6 +132,25 @@ def test_calls_from_several_threads_agree(this: Case) -> None:
     assert all(torch.equal(result, want) for result in results)
 
 
+@EVERY_OP
+def test_compiled_training_step(this: Case) -> None:
+    torch._dynamo.reset()
+
+    def loss(**inputs: Tensor) -> Tensor:
+        return operator_of(this)(**inputs).square().sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True, dynamic=True)
+    for num_candidates in (12, 20):
+        sizes = {**dict(this.sizes), "B": num_candidates}
+        inputs = finite_inputs(case(this.op, "fp64", "shuffled", "contiguous", sizes))
+        leaves = [v.requires_grad_() for v in inputs.values() if v.is_floating_point()]
+        got = torch.autograd.grad(compiled(**inputs), leaves)
+        for compiled_grad, grad in zip(
+            got, torch.autograd.grad(loss(**inputs), leaves), strict=True
+        ):
+            torch.testing.assert_close(compiled_grad, grad)
+
+
 class _Model(torch.nn.Module):
     def __init__(self, operator: Any) -> None:
         super().__init__()

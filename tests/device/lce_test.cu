@@ -237,6 +237,7 @@ TEST_P(LceTest, MatchesFp64Reference) {
   EXPECT_TRUE(workspace.guards_are_intact()) << to_string(config);
 }
 
+// function size waiver: a table of cases, one field a line.
 std::vector<LceCase> cases() {
   std::vector<LceCase> all;
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {

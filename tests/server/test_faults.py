@@ -19,6 +19,7 @@ from tests.server.conftest import StartServer
 from tests.server.serving import (
     MAX_CANDIDATES,
     MAX_USERS,
+    NUM_GENRES,
     Served,
     Server,
     eager,
@@ -100,6 +101,10 @@ BAD_REQUESTS: dict[str, tuple[str, str]] = {
     "wrong count": (with_input("is_new", data=[True]), "input is_new: data must have 4 values"),
     "wrong value": (with_input("genre", data=[1, 2, 2.5, 3]), "input genre: element 2"),
     "unequal rows": (with_input("genre", shape=[3], data=[1, 2, 3]), "input genre"),
+    "id outside its table": (
+        with_input("genre", data=[1, 2, 1 << 40, 3]),
+        f"must have values in [0, {NUM_GENRES - 1}]; got {1 << 40} at position 2",
+    ),
     "negative index": (with_input("cand_to_user", data=[0, 1, -1, 0]), "got -1 at position 2"),
     "index out of range": (with_input("cand_to_user", data=[0, 2, 1, 0]), "got 2 at position 1"),
     "too many users": (

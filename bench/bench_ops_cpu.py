@@ -84,7 +84,8 @@ def randn(dtype: str, *shape: int) -> Tensor:
 
 
 def gemm_arguments(op: str, dtype: str, sizes: dict[str, int]) -> dict[str, Tensor]:
-    """Arguments of linear or lce."""
+    """Arguments of linear or lce, the same at each call: packages that hold them are kept."""
+    torch.manual_seed(0)
     tail = (sizes["N"],) if op == "lce" else ()
     name = "e" if op == "lce" else "x"
     k_user, k_cand, m = sizes["K_user"], sizes["K_cand"], sizes["M"]

@@ -52,6 +52,10 @@ REFUSED = {
     ),
     "in-place update of an input": (Call(write_to_user), "writes to its input 'user'"),
     "control flow": (Call(branch), "conditionally or in a loop"),
+    "a size out of a tensor": (
+        Call(lambda u, i: u + i + i[i > 0].sum()),
+        "a size that depends on the values of a tensor.*test_refusals.py:",
+    ),
     "a number out of a tensor": (Call(lambda u, i: u * i.sum().item()), "ikbo.transform"),
 }
 

@@ -265,12 +265,12 @@ def _() -> Any:
 
 @calls(aten.index.Tensor)
 def _() -> Any:
-    return (t(), [None, ints(2)]), {}
+    return (t(), [None, ints(2, N)]), {}
 
 
 @calls(aten.index.Tensor)
 def _() -> Any:
-    return (t(), [ints(2)]), {}
+    return (t(), [ints(N)]), {}
 
 
 @calls(aten.index.Tensor)
@@ -319,8 +319,8 @@ def claims(target: Any, args: Any, kwargs: Any) -> Any:
     for axes in itertools.product(*options):
         chosen = {i: a for i, a in zip(tensors, axes, strict=True) if a is not None}
         sizes = {leaves[i].shape[a] for i, a in chosen.items()}
-        # The axis in question is a batch: no operand has a single row of it.
-        if not chosen or len(sizes) != 1 or sizes == {1}:
+        # Operands share a whole axis, long enough to choose from.
+        if len(sizes) != 1 or min(sizes) < N:
             continue
         shown = [
             Axis(leaf.ndim, chosen.get(i)) if isinstance(leaf, Tensor) else leaf

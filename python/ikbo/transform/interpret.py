@@ -174,8 +174,10 @@ class GraphWalk:
         for form, value in zip(_as_tuple(result), _as_tuple(values), strict=False):
             if not isinstance(form, f.FORMS) or not isinstance(value, Tensor):
                 continue
-            b = self._walk.num_candidates
-            expected = [_evaluate(d, self._captured.batch, b) for d in value.shape]
+            b, batch = self._walk.num_candidates, self._captured.batch
+            if any(_symbols(d) - {batch} for d in value.shape):
+                raise self._error(node, "has a size that depends on the values of a tensor")
+            expected = [_evaluate(d, batch, b) for d in value.shape]
             actual = [int(f.at(d, b)) for d in f.shape(form)]
             if expected != actual or value.dtype != f.dtype(form):
                 raise self._error(
@@ -206,6 +208,10 @@ class GraphWalk:
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _symbols(dim: Any) -> set[Any]:
+    return set(dim.node.expr.free_symbols) if isinstance(dim, torch.SymInt) else set()
 
 
 def _evaluate(dim: Any, symbol: Any, n: int) -> int:

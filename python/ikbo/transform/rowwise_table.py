@@ -189,6 +189,8 @@ def _unbind(x: Axis, dim: int = 0) -> int | None:
 
 @entry(aten.index_select.default)
 def _index_select(x: Axis, dim: int, index: Axis) -> int | None:
+    if free(x):
+        return f.normal_axis(dim, x.ndim) if index.axis == 0 else None
     return None if x.is_any(dim) or not free(index) else x.axis
 
 
@@ -205,10 +207,14 @@ def _scatter(x: Axis, dim: int, index: Axis, source: Any) -> int | None:
 
 @entry(aten.index.Tensor)
 def _index(x: Axis, indices: Sequence[Any]) -> int | None:
-    # x[:, i]: everything before the only index stays where it is.
+    # x[:, i]: what stands before the only index stays there, the axes of i take its place.
     used = [i for i, index in enumerate(indices) if index is not None]
-    is_one = len(used) == 1 and free(indices)
-    return x.axis if is_one and x.axis is not None and x.axis < used[0] else None
+    if len(used) != 1:
+        return None
+    place, index = used[0], indices[used[0]]
+    if free(x):
+        return place + index.axis
+    return x.axis if free(indices) and x.axis is not None and x.axis < place else None
 
 
 @entry(aten.cat.default)

@@ -63,7 +63,7 @@ class Walk:
         self.node_rows: Rows | None = None
         # (node, reason) for every user value that had to be broadcast.
         self.broadcasts: list[tuple[str, str]] = []
-        self._materialised: dict[int, tuple[Form, Tensor]] = {}
+        self._done: dict[tuple[str, int], tuple[Form, Any]] = {}
 
     # Constants
 
@@ -74,6 +74,14 @@ class Walk:
     def use(self, const: Const) -> Tensor:
         """The tensor of a constant, to compute with in the graph."""
         return self.fetch(self.constants.name(const))
+
+    def once(self, what: str, form: Form, compute: Callable[[], Any]) -> Any:
+        """What was computed of a form before, or else now."""
+        key = (what, id(form))
+        if key not in self._done:
+            # The form is kept, since its id is only its own while it lives.
+            self._done[key] = (form, compute())
+        return self._done[key][1]
 
     # Values at U and at B
 
@@ -91,7 +99,7 @@ class Walk:
             form: any form.
             reason: why a user value is needed at B, for the report; None where it is no loss.
         """
-        is_new = id(form) not in self._materialised
+        is_new = ("materialise", id(form)) not in self._done
         if reason is not None and is_new and _holds_user(form):
             self.broadcasts.append((self.node, reason))
         if isinstance(form, Const):
@@ -99,9 +107,7 @@ class Walk:
             return tensor if form.rows is None else _repeat(tensor, form.rows, self.num_candidates)
         if isinstance(form, Cand):
             return form.tensor
-        if is_new:
-            self._materialised[id(form)] = (form, self._broadcast(form))
-        return self._materialised[id(form)][1]
+        return self.once("materialise", form, lambda: self._broadcast(form))
 
     def _broadcast(self, form: Form) -> Tensor:
         if isinstance(form, User):
@@ -172,6 +178,9 @@ class Walk:
 
     def settle(self, form: Affine) -> Concat:
         """Computes a pending scale and shift, each part at its own batch."""
+        return self.once("settle", form, lambda: self._settle(form))
+
+    def _settle(self, form: Affine) -> Concat:
         axis, start, parts = form.x.axis, 0, []
         for part in form.x.parts:
             length = f.width(part, axis)

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Affine, Cand, Concat, Const, Form, Product, Sum, User
@@ -41,8 +40,9 @@ def linear(walk: Walk, x: Form, weight: Form, bias: Form | None = None) -> Sum |
         weight, bias = _fold_affine(walk, x, weight, bias)
         x = x.x
     assert isinstance(x, Concat)
-    user, w_user = _side(walk, x, weight, at_user=True)
-    cand, w_cand = _side(walk, x, weight, at_user=False)
+    user = walk.once("user side", x, lambda: _side(walk, x, User))
+    cand = walk.once("candidate side", x, lambda: _side(walk, x, Cand))
+    w_user, w_cand = (_columns(walk, x, weight, kind) for kind in (User, Cand))
     return Sum(
         Product("linear", user, w_user, bias, walk.node),
         Product("linear", cand, w_cand, None, walk.node),
@@ -67,30 +67,34 @@ def _fold_affine(
     return folded, bias
 
 
-def _side(walk: Walk, x: Concat, weight: Const, at_user: bool) -> tuple[Any, Const]:
-    """One side's columns of a concatenation, and the columns of the weight that meet them."""
-    ranges: list[tuple[int, int]] = []
-    forms: list[Any] = []
-    tensors: list[Tensor] = []
-    start = 0
-    for part in x.parts:
-        end = start + f.width(part, x.axis)
-        if f.is_user_only(part) == at_user:
-            ranges.append((start, end))
-            forms.append(part)
-            tensors.append(part.tensor if isinstance(part, Cand) else walk.at_users(part))
-        start = end
-    kept = walk.fold(
-        lambda: torch.cat([weight.tensor[:, lo:hi] for lo, hi in ranges], 1),
-        f"{weight.name}_{'user' if at_user else 'cand'}",
+def _is_on(part: Any, side: type) -> bool:
+    return isinstance(part, Cand) == (side is Cand)
+
+
+def _side(walk: Walk, x: Concat, side: type) -> Any:
+    """The user's or the candidate's parts of a concatenation, as one form."""
+    parts = [part for part in x.parts if _is_on(part, side)]
+    if len(parts) == 1 and isinstance(parts[0], User | Cand):
+        return parts[0]
+    tensors = [p.tensor if isinstance(p, Cand) else walk.at_users(p) for p in parts]
+    return _cat(side, parts, tensors, x)
+
+
+def _columns(walk: Walk, x: Concat, weight: Const, side: type) -> Const:
+    """The columns of a weight that meet the parts of one side."""
+    widths = [f.width(part, x.axis) for part in x.parts]
+    ranges = [
+        (sum(widths[:i]), width)
+        for i, (part, width) in enumerate(zip(x.parts, widths, strict=True))
+        if _is_on(part, side)
+    ]
+    return walk.fold(
+        lambda: torch.cat([weight.tensor.narrow(1, lo, width) for lo, width in ranges], 1),
+        f"{weight.name}_{'user' if side is User else 'cand'}",
     )
-    if len(forms) == 1 and isinstance(forms[0], User | Cand):
-        return forms[0], kept
-    kind = User if at_user else Cand
-    return _cat(walk, kind, forms, tensors, x), kept
 
 
-def _cat(walk: Walk, kind: type, forms: list[Any], tensors: list[Any], x: Concat) -> Any:
+def _cat(kind: type, forms: list[Any], tensors: list[Any], x: Concat) -> Any:
     """Joins parts; parts that are one permutation of others are joined before it.
 
     The permutation that the model applies to fields before a product then disappears from the

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases of the rules that only move data; see `rule_cases`."""
+
+from typing import Any
+
+import torch
+
+from ikbo.transform.forms import BATCH, Cand, Concat, Rows, Size, Sum, User
+from tests.transform.random_forms import Draw
+from tests.transform.rule_cases import leaves, takes, width
+
+aten = torch.ops.aten
+
+
+# slicing
+
+
+@takes("slicing.slice_", aten.slice.Tensor)
+def _(d: Draw) -> Any:
+    x = d.concat(1, [d.size()])
+    total = width(x, 1)
+    lo = d.size(0, total - 1)
+    hi = d.choose.choice([d.size(lo + 1, total), 2**63 - 1, None])
+    return x, 1, lo, hi
+
+
+@takes("slicing.slice_", aten.slice.Tensor)
+def _(d: Draw) -> Any:
+    return d.batched(d.size()), 0, 0, d.choose.choice([2**63 - 1, BATCH])
+
+
+@leaves("slicing.slice_", aten.slice.Tensor)
+def _(d: Draw) -> Any:
+    return d.concat(1, [3]), 1, 0, 2, 2
+
+
+@leaves("slicing.slice_", aten.slice.Tensor)
+def _(d: Draw) -> Any:  # a part of the batch
+    return d.user(3), 0, 0, 1
+
+
+@takes("slicing.select", aten.select.int)
+def _(d: Draw) -> Any:
+    x = d.concat(1, [d.size()])
+    return x, 1, d.size(-width(x, 1), width(x, 1) - 1)
+
+
+@leaves("slicing.select", aten.select.int)
+def _(d: Draw) -> Any:
+    return d.concat(1, [3]), 2, 0
+
+
+@takes("slicing.split", aten.split_with_sizes.default)
+def _(d: Draw) -> Any:
+    x = d.concat(1, [d.size()])
+    first = d.size(0, width(x, 1) - 1) or 1
+    return x, [first, width(x, 1) - first], 1
+
+
+@takes("slicing.split", aten.split.Tensor)
+def _(d: Draw) -> Any:
+    return d.concat(1, []), d.size(), 1
+
+
+@leaves("slicing.split", aten.split.Tensor)
+def _(d: Draw) -> Any:
+    return d.concat(1, [4]), 2, 2
+
+
+@takes("slicing.unbind", aten.unbind.int)
+def _(d: Draw) -> Any:
+    return d.concat(1, [d.size()]), 1
+
+
+@leaves("slicing.unbind", aten.unbind.int)
+def _(d: Draw) -> Any:
+    return d.concat(1, [2]), 2
+
+
+_DOUBLE = {"dtype": torch.float64}
+_TWICE = Size(lambda n: 2 * n)
+
+
+@takes("slicing.full", aten.full.default)
+def _(d: Draw) -> Any:
+    sizes = d.choose.choice([[BATCH, 3], [2, BATCH], [_TWICE, 3], [BATCH]])
+    return (sizes, 1.5), _DOUBLE
+
+
+@leaves("slicing.full", aten.full.default)
+def _(d: Draw) -> Any:
+    return ([BATCH, BATCH], 1.5), _DOUBLE
+
+
+@leaves("slicing.full", aten.full.default)
+def _(d: Draw) -> Any:
+    return ([Size(lambda n: n + 1), 2], 1.5), _DOUBLE
+
+
+@takes("slicing.zeros", aten.zeros.default)
+def _(d: Draw) -> Any:
+    return ([BATCH, d.size()],), _DOUBLE
+
+
+@takes("slicing.ones", aten.ones.default)
+def _(d: Draw) -> Any:
+    return ([BATCH, d.size()],), {}
+
+
+@takes("slicing.new_zeros", aten.new_zeros.default)
+def _(d: Draw) -> Any:
+    return d.batched(2), [BATCH, 3]
+
+
+@takes("slicing.new_ones", aten.new_ones.default)
+def _(d: Draw) -> Any:
+    return d.batched(2), [3, BATCH]
+
+
+@takes("slicing.new_full", aten.new_full.default)
+def _(d: Draw) -> Any:
+    return d.cand(2), [BATCH], 2.5
+
+
+for _name, _more in (("zeros_like", ()), ("ones_like", ()), ("full_like", (2.5,))):
+    _op = getattr(aten, _name).default
+
+    @takes(f"slicing.{_name}", _op)
+    def _(d: Draw, more: Any = _more) -> Any:
+        return d.choose.choice([d.user(2), d.cand(3), d.concat(1, [2])]), *more
+
+
+@takes("slicing.arange", aten.arange.start_step)
+def _(d: Draw) -> Any:
+    return 0, Size(lambda n: 3 * n), 3
+
+
+@takes("slicing.arange", aten.arange.default)
+def _(d: Draw) -> Any:
+    return (BATCH,)
+
+
+@leaves("slicing.arange", aten.arange.default)
+def _(d: Draw) -> Any:
+    return (4,)
+
+
+# structural
+
+
+@takes("structural.cat", aten.cat.default)
+def _(d: Draw) -> Any:
+    n = d.size()
+    parts = [d.user(d.size(), n), d.cand(d.size(), n), d.shared(d.size(), n), d.concat(1, [n])]
+    d.choose.shuffle(parts)
+    if all(isinstance(x, Concat) is False for x in parts[:2]):
+        parts = [*parts, d.user(1, n), d.cand(2, n)]
+    return parts, d.choose.choice([1, -2])
+
+
+@leaves("structural.cat", aten.cat.default)
+def _(d: Draw) -> Any:  # along the batch
+    return [d.user(2), d.cand(2)], 0
+
+
+@leaves("structural.cat", aten.cat.default)
+def _(d: Draw) -> Any:  # promotes types
+    return [d.user(2), Cand(d.cand(2).tensor.float(), Rows())], 1
+
+
+@takes("structural.stack", aten.stack.default)
+def _(d: Draw) -> Any:
+    n = d.size()
+    return [d.user(n), d.cand(n), d.batched(n)], d.choose.choice([1, 2, -1])
+
+
+@takes("structural.hstack", aten.hstack.default)
+def _(d: Draw) -> Any:
+    return ([d.user(2), d.cand(3), d.user(1)],)
+
+
+@leaves("structural.hstack", aten.hstack.default)
+def _(d: Draw) -> Any:  # along the batch
+    return ([d.cand(), d.cand()],)
+
+
+for _op in (aten.clone.default, aten.alias.default, aten.detach.default):
+
+    @takes("structural.identity", _op)
+    def _(d: Draw) -> Any:
+        return (d.choose.choice([d.user(2), d.concat(1, [2]), d.total(2)]),)
+
+
+def _any_form(d: Draw, *shape: int) -> Any:
+    return d.choose.choice([d.user(*shape), d.cand(*shape), d.shared(*shape), d.const(2, *shape)])
+
+
+@takes("structural.permute", aten.permute.default)
+def _(d: Draw) -> Any:
+    x = d.choose.choice([_any_form(d, 3, 2), d.concat(1, [2]), d.concat(2, [3])])
+    return x, d.choose.choice([[0, 2, 1], [1, 0, 2], [2, -3, 1], [0, 1, 2]])
+
+
+@takes("structural.permute", aten.permute.default)
+def _(d: Draw) -> Any:
+    x = d.choose.choice([d.total(2, rank=3), d.total(3, kind="lce")])
+    return x, [0, 2, 1]
+
+
+@takes("structural.permute", aten.permute.default)
+def _(d: Draw) -> Any:  # back to what it was
+    x = d.user(3, 2)
+    return User(x.tensor.permute(0, 2, 1), Rows(), base=x, dims=(0, 2, 1)), [0, 2, 1]
+
+
+@leaves("structural.permute", aten.permute.default)
+def _(d: Draw) -> Any:
+    return d.total(2, rank=3, shared=True), [0, 2, 1]
+
+
+@takes("structural.transpose", aten.transpose.int)
+def _(d: Draw) -> Any:
+    return d.choose.choice([_any_form(d, 3, 2), d.concat(1, [2])]), *d.choose.sample(range(3), 2)
+
+
+@takes("structural.t", aten.t.default)
+def _(d: Draw) -> Any:
+    return (d.choose.choice([d.user(3), d.concat(1, []), d.const(2, 3)]),)
+
+
+@takes("structural.unsqueeze", aten.unsqueeze.default)
+def _(d: Draw) -> Any:
+    x = d.choose.choice(
+        [_any_form(d, 3, 2), d.concat(1, [2]), d.concat(2, [3]), d.total(2, rank=3)]
+    )
+    return x, d.size(-4, 3)
+
+
+@takes("structural.squeeze", aten.squeeze.dim)
+def _(d: Draw) -> Any:
+    x = d.choose.choice([_any_form(d, 1, 2), d.concat(2, [1]), d.concat(1, [2])])
+    return x, d.choose.choice([1, 2, -2])
+
+
+@takes("structural.squeeze", aten.squeeze.default)
+def _(d: Draw) -> Any:
+    # A batch of one row is no axis to drop: graphs are made for any batch.
+    d.num_candidates = max(2, d.num_candidates)
+    d.index = torch.zeros(d.num_candidates, dtype=torch.int32)
+    return (d.choose.choice([d.user(1, 2, 1), d.cand(2, 1), d.concat(1, [1])]),)
+
+
+@takes("structural.squeeze", aten.squeeze.dims)
+def _(d: Draw) -> Any:
+    return d.concat(1, [1, 1]), [2, 3]
+
+
+@takes("structural.view", aten.view.default)
+def _(d: Draw) -> Any:
+    x = d.choose.choice([_any_form_batched(d, 4, 3), d.total(2, kind="lce")])
+    if isinstance(x, Sum):
+        return x, [BATCH, -1]
+    flat = Size(lambda n: 4 * n)
+    return x, d.choose.choice(
+        [[BATCH, 12], [-1, 3], [flat, 3], [BATCH, 2, 2, 3], [2, -1], [1, BATCH, 4, 3], [-1, 4, 3]]
+    )
+
+
+def _any_form_batched(d: Draw, *shape: int) -> Any:
+    return d.choose.choice([d.user(*shape), d.cand(*shape), d.shared(*shape)])
+
+
+@takes("structural.view", aten.view.default)
+def _(d: Draw) -> Any:
+    x = d.concat(1, [3])
+    total = width(x, 1)
+    return x, d.choose.choice(
+        [[BATCH, -1], [BATCH, total, 3, 1], [BATCH, 1, total * 3], [-1, total, 3]]
+    )
+
+
+@takes("structural.view", aten.view.default)
+def _(d: Draw) -> Any:  # merged batches come apart again
+    x = d.choose.choice(
+        [
+            User(d.tensor(d.num_users * 3, 2), Rows(0, 1, 3)),
+            User(d.tensor(3 * d.num_users, 2), Rows(0, 3)),
+        ]
+    )
+    return x, [BATCH, 3, 2] if x.rows.inner == 3 else [3, BATCH, 2]
+
+
+@takes("structural.view", aten.view.default)
+def _(d: Draw) -> Any:  # fields of width 2 side by side
+    return d.concat(1, [], [4, 2, 6, 2]), [BATCH, -1, 2]
+
+
+@leaves("structural.view", aten.view.default)
+def _(d: Draw) -> Any:  # an axis would hold user and candidate values
+    x = Concat(1, (d.user(3), d.cand(5)), Rows())
+    return x, [BATCH, 4, 2]
+
+
+@takes("structural.expand", aten.expand.default)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [
+            (d.const(1, 3), [BATCH, -1]),
+            (d.const(3), [BATCH, 3]),
+            (d.const(1, 1), [2, 3]),
+            (d.user(1, 3), [-1, 4, -1]),
+            (d.cand(1, 3), [BATCH, 4, 3]),
+            (d.shared(1, 3), [BATCH, 4, 3]),
+            (d.user(3), [2, BATCH, 3]),
+        ]
+    )
+
+
+@leaves("structural.expand", aten.expand.default)
+def _(d: Draw) -> Any:  # every row of the batch again for every row
+    return d.const(1, 1), [BATCH, BATCH]
+
+
+@takes("structural.repeat", aten.repeat.default)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [(d.const(1, 3), [BATCH, 2]), (d.const(3), [BATCH, 1]), (d.const(2, 3), [2, 1])]
+    )
+
+
+@leaves("structural.repeat", aten.repeat.default)
+def _(d: Draw) -> Any:
+    return d.user(3), [1, 2]
+
+
+@leaves("structural.repeat", aten.repeat.default)
+def _(d: Draw) -> Any:  # rows of a constant that are not one row
+    return d.const(2, 3), [BATCH, 1]

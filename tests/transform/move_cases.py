@@ -7,7 +7,7 @@ import torch
 
 from ikbo.transform.forms import BATCH, Cand, Concat, Rows, Size, Sum, User
 from tests.transform.random_forms import Draw
-from tests.transform.rule_cases import leaves, takes, width
+from tests.transform.rule_cases import leaves, size_of, takes
 
 aten = torch.ops.aten
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 @takes("slicing.slice_", aten.slice.Tensor)
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size()])
-    total = width(x, 1)
+    total = size_of(x, 1)
     lo = d.size(0, total - 1)
     hi = d.choose.choice([d.size(lo + 1, total), 2**63 - 1, None])
     return x, 1, lo, hi
@@ -42,7 +42,7 @@ def _(d: Draw) -> Any:  # a part of the batch
 @takes("slicing.select", aten.select.int)
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size()])
-    return x, 1, d.size(-width(x, 1), width(x, 1) - 1)
+    return x, 1, d.size(-size_of(x, 1), size_of(x, 1) - 1)
 
 
 @leaves("slicing.select", aten.select.int)
@@ -53,8 +53,8 @@ def _(d: Draw) -> Any:
 @takes("slicing.split", aten.split_with_sizes.default)
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size()])
-    first = d.size(0, width(x, 1) - 1) or 1
-    return x, [first, width(x, 1) - first], 1
+    first = d.size(0, size_of(x, 1) - 1) or 1
+    return x, [first, size_of(x, 1) - first], 1
 
 
 @takes("slicing.split", aten.split.Tensor)
@@ -273,7 +273,7 @@ def _any_form_batched(d: Draw, *shape: int) -> Any:
 @takes("structural.view", aten.view.default)
 def _(d: Draw) -> Any:
     x = d.concat(1, [3])
-    total = width(x, 1)
+    total = size_of(x, 1)
     return x, d.choose.choice(
         [[BATCH, -1], [BATCH, total, 3, 1], [BATCH, 1, total * 3], [-1, total, 3]]
     )

@@ -43,7 +43,7 @@ def leaves(rule: str, target: Any) -> Any:
     return _register(LEAVES, rule, target)
 
 
-def width(x: Any, axis: int) -> int:
+def size_of(x: Any, axis: int) -> int:
     return int(f.shape(x)[axis])
 
 
@@ -60,7 +60,7 @@ def _(d: Draw) -> Any:
     x = _mixed(d, rank, [d.size() for _ in range(rank - 1)])
     m = d.size()
     bias = d.choose.choice([None, d.const(m)])
-    return x, d.const(m, width(x, rank)), bias
+    return x, d.const(m, size_of(x, rank)), bias
 
 
 @leaves("linear.linear", aten.linear.default)
@@ -72,68 +72,68 @@ def _(d: Draw) -> Any:  # the mixed axis is not the one that is multiplied
 @takes("linear.matmul", aten.matmul.default)
 def _(d: Draw) -> Any:
     x = _mixed(d, 2, [d.size()])
-    return x, d.const(width(x, 2), d.size())
+    return x, d.const(size_of(x, 2), d.size())
 
 
 @takes("linear.matmul", aten.matmul.default)
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size()])
-    return d.const(d.size(), width(x, 1)), x
+    return d.const(d.size(), size_of(x, 1)), x
 
 
 @leaves("linear.matmul", aten.matmul.default)
 def _(d: Draw) -> Any:  # one matrix per row of the batch
     x = d.concat(2, [d.size()])
-    return x, d.cand(width(x, 2), d.size())
+    return x, d.cand(size_of(x, 2), d.size())
 
 
 @takes("linear.addmm", aten.addmm.default)
 def _(d: Draw) -> Any:
     x, m = _mixed(d, 1, []), d.size()
-    return d.const(m), x, d.const(width(x, 1), m)
+    return d.const(m), x, d.const(size_of(x, 1), m)
 
 
 @leaves("linear.addmm", aten.addmm.default)
 def _(d: Draw) -> Any:
     x, m = d.concat(1, []), d.size()
-    return (d.const(m), x, d.const(width(x, 1), m)), {"alpha": 2}
+    return (d.const(m), x, d.const(size_of(x, 1), m)), {"alpha": 2}
 
 
 @takes("linear.einsum", aten.einsum.default)
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size()])
-    w = d.const(d.size(), width(x, 1))
+    w = d.const(d.size(), size_of(x, 1))
     return d.choose.choice([("mk,bkn->bmn", [w, x]), ("bkn, mk -> bnm", [x, w])])
 
 
 @takes("linear.einsum", aten.einsum.default)
 def _(d: Draw) -> Any:
     x = d.concat(2, [d.size()])
-    return "btk,km->btm", [x, d.const(width(x, 2), d.size())]
+    return "btk,km->btm", [x, d.const(size_of(x, 2), d.size())]
 
 
 @leaves("linear.einsum", aten.einsum.default)
 def _(d: Draw) -> Any:  # two axes are summed
     x = d.concat(1, [3])
-    return "bkn,kn->b", [x, d.const(width(x, 1), 3)]
+    return "bkn,kn->b", [x, d.const(size_of(x, 1), 3)]
 
 
 @takes("linear.conv", aten.conv1d.default)
 def _(d: Draw) -> Any:
     x, m = d.concat(1, [d.size()]), d.size()
-    return x, d.const(m, width(x, 1), 1), d.choose.choice([None, d.const(m)])
+    return x, d.const(m, size_of(x, 1), 1), d.choose.choice([None, d.const(m)])
 
 
 @takes("linear.conv", aten.conv2d.default)
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size(), d.size()])
-    return x, d.const(d.size(), width(x, 1), 1, 1), None, [1, 1], [0, 0]
+    return x, d.const(d.size(), size_of(x, 1), 1, 1), None, [1, 1], [0, 0]
 
 
 @leaves("linear.conv", aten.conv1d.default)
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size(4, 6)])
-    return x, d.const(d.size(), width(x, 1), 2), None
+    return x, d.const(d.size(), size_of(x, 1), 2), None
 
 
 for _name in ("relu", "gelu", "silu", "sigmoid"):
@@ -164,7 +164,7 @@ def _(d: Draw) -> Any:
 @takes("affine.batch_norm", aten._native_batch_norm_legit_no_training.default)
 def _(d: Draw) -> Any:
     x = d.choose.choice([d.concat(1, []), d.concat(1, [d.size()]), d.total(d.size())])
-    k = width(x, 1)
+    k = size_of(x, 1)
     return x, d.const(k), d.choose.choice([None, d.const(k)]), d.const(k), d.positive(k), 0.1, 1e-5
 
 
@@ -181,7 +181,7 @@ def _sums_and_concats(d: Draw) -> Any:
 
 
 def _vector(d: Draw, x: Any) -> Any:
-    width = width(x, -1)
+    width = size_of(x, -1)
     return d.choose.choice(
         [1.5, d.positive(width), d.positive(1), Const(torch.full((), 2.0).double())]
     )
@@ -207,7 +207,7 @@ def _(d: Draw) -> Any:
 @leaves("affine.divide", aten.div.Tensor)
 def _(d: Draw) -> Any:
     x = d.concat(1, [])
-    return d.positive(width(x, 1)), x
+    return d.positive(size_of(x, 1)), x
 
 
 @takes("affine.shift", aten.add.Tensor)
@@ -219,7 +219,7 @@ def _(d: Draw) -> Any:
 @leaves("affine.shift", aten.add.Tensor)
 def _(d: Draw) -> Any:
     x = d.concat(1, [])
-    return (x, d.const(width(x, 1))), {"alpha": 2}
+    return (x, d.const(size_of(x, 1))), {"alpha": 2}
 
 
 @takes("affine.subtract", aten.sub.Tensor)
@@ -231,7 +231,7 @@ def _(d: Draw) -> Any:
 @leaves("affine.subtract", aten.sub.Tensor)
 def _(d: Draw) -> Any:
     x = d.concat(1, [])
-    return d.const(width(x, 1)), x
+    return d.const(size_of(x, 1)), x
 
 
 @takes("affine.add", aten.add.Tensor)

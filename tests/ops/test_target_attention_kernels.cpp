@@ -6,9 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <numeric>
+#include <ostream>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "ikbo/target_attention.h"
 
@@ -17,6 +21,13 @@
 #include "cpu/target_attention_vec.h"
 
 namespace ikbo {
+
+// How gtest prints a parameter.
+void PrintTo(CpuIsa isa, std::ostream* out) {
+  constexpr const char* kNames[] = {"x86_64", "x86_64_v3", "x86_64_v4"};
+  *out << kNames[static_cast<int>(isa)];
+}
+
 namespace {
 
 struct Problem {
@@ -218,8 +229,13 @@ TEST_P(TargetAttention, RowsDoNotDependOnTheirBatch) {
   EXPECT_TRUE(std::equal(part.grad_q.begin(), part.grad_q.end(), whole.grad_q.begin()));
 }
 
+std::string isa_name(const testing::TestParamInfo<CpuIsa>& isa) {
+  return testing::PrintToString(isa.param);
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, TargetAttention,
-                         testing::Values(CpuIsa::kX86_64, CpuIsa::kX86_64_v3, CpuIsa::kX86_64_v4));
+                         testing::Values(CpuIsa::kX86_64, CpuIsa::kX86_64_v3, CpuIsa::kX86_64_v4),
+                         isa_name);
 
 template <class T>
 double worst_exp2_error(double lowest) {

@@ -35,7 +35,7 @@ SERVER = REPOSITORY / "build" / "cpu" / "bin" / "ikbo-server"
 THREADS = 2
 NUM_REQUESTS = 16
 NUM_CLIENTS = 4
-ROUNDS = 100
+ROUNDS = 10
 LOADED_ROUNDS = 3
 MIN_SPEEDUP = {"replicated": 6.0, "split": 1.35}
 MAX_USER_SHARE = 0.8
@@ -205,7 +205,7 @@ def main() -> int:
             port = servers.enter_context(running_server(server_command(path), log))
             targets[name] = Target(port, make_exchanges(cases, name == "replicated"))
         print(f"[5/5] {NUM_CANDIDATES} candidates a request, every answer checked", flush=True)
-        one_client(targets, rounds=3)
+        one_client(targets, rounds=1)
         alone = one_client(targets, ROUNDS)
         loaded = several_clients(targets, NUM_CLIENTS, LOADED_ROUNDS)
         summary = summarise(auc, alone, loaded) | {"user_share": user / total}

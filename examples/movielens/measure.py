@@ -12,6 +12,8 @@ import numpy as np
 
 from examples.movielens.serving import Client
 
+BLOCK = 10
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -64,13 +66,18 @@ class Answers:
 
 
 def one_client(targets: Mapping[str, Target], rounds: int) -> dict[str, Answers]:
-    """One request at a time, the servers in turn: each sees the same state of the machine."""
+    """One request at a time; in each round every server answers `BLOCK` requests in a row.
+
+    Turns are short, so that each server sees the same state of the machine, and not of one request,
+    so that most answers come from a server whose weights are in the processor's caches.
+    """
     answers = {name: Answers() for name in targets}
     clients = {name: Client(target.port) for name, target in targets.items()}
-    for number in range(rounds):
+    for first in range(0, rounds * BLOCK, BLOCK):
         for name, target in targets.items():
             started = time.perf_counter()
-            answers[name].ask(clients[name], target.exchanges[number % len(target.exchanges)])
+            for number in range(first, first + BLOCK):
+                answers[name].ask(clients[name], target.exchanges[number % len(target.exchanges)])
             answers[name].busy_seconds += time.perf_counter() - started
     return answers
 

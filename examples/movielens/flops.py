@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from examples.movielens.model import (
-    CROSS_RANK,
     MLP,
     NUM_MIXED_FIELDS,
     NUM_USER_FIELDS,
@@ -44,5 +43,5 @@ def flops_per_candidate(net: Ranker, inputs: dict[str, Tensor]) -> tuple[int, in
         net(**{name: x[:1] for name, x in replicate(inputs).items()})
     counts = everything.get_flop_counts()
     user = sum(counts["Ranker.user"].values())
-    user += 2 * USER_WIDTH * (CROSS_RANK + MLP[0]) + 2 * NUM_USER_FIELDS * NUM_MIXED_FIELDS * WIDTH
+    user += 2 * USER_WIDTH * MLP[0] + 2 * NUM_USER_FIELDS * NUM_MIXED_FIELDS * WIDTH
     return everything.get_total_flops(), user

@@ -21,7 +21,7 @@ HEADS = 2
 NUM_USER_FIELDS = 24
 NUM_ITEM_FIELDS = 12
 NUM_MIXED_FIELDS = 24
-USER_WIDTH = 1024  # of the dense user vector that the interactions read
+USER_WIDTH = 2560  # of the dense user vector that the deep part reads
 CROSS_RANK = 256
 MLP = (1024, 512, 256)
 USER_TOKENS = ("age", "gender", "occupation", "zip_prefix", "hour", "weekday", "idle_gap")
@@ -149,11 +149,11 @@ class Ranker(nn.Module):
         self.match_fields = nn.Linear(WIDTH, 4 * WIDTH)
         self.compress = nn.Linear(NUM_USER_FIELDS + NUM_ITEM_FIELDS, NUM_MIXED_FIELDS)
 
-        width = USER_WIDTH + NUM_MIXED_FIELDS * WIDTH
+        width = (NUM_MIXED_FIELDS + NUM_ITEM_FIELDS) * WIDTH
         self.cross1 = CrossLayer(width)
         self.cross2 = CrossLayer(width)
         layers: list[nn.Module] = []
-        for k, m in pairwise((width, *MLP)):
+        for k, m in pairwise((USER_WIDTH + width, *MLP)):
             layers += [nn.Linear(k, m), nn.ReLU()]
         self.mlp = nn.Sequential(*layers)
         self.watch = nn.Linear(width + MLP[-1], 1)
@@ -223,8 +223,9 @@ class Ranker(nn.Module):
         item_fields = item_fields.unflatten(-1, (NUM_ITEM_FIELDS, WIDTH))
 
         fields = torch.cat([user.fields, item_fields], dim=1)
-        mixed = self.compress(fields.transpose(1, 2)).transpose(1, 2).flatten(1)
-        x0 = torch.cat([user.dense, mixed], dim=1)
+        mixed = self.compress(fields.transpose(1, 2)).transpose(1, 2)
+        x0 = torch.cat([mixed, item_fields], dim=1).flatten(1)
         crossed = self.cross2(x0, self.cross1(x0, x0))
-        last = torch.cat([crossed, self.mlp(x0)], dim=1)
+        deep = self.mlp(torch.cat([user.dense, x0], dim=1))
+        last = torch.cat([crossed, deep], dim=1)
         return {"watch": self.watch(last)[:, 0], "like": self.like(last)[:, 0]}

@@ -33,14 +33,18 @@ constexpr int64_t kOneDnnRowStep = 32;
 // out += x w^T
 void add_product(const Tensor& out, const Tensor& x, const Tensor& w) {
   const int64_t num_rows = x.size(0);
+  Tensor dense_w = w;
   int64_t begin = 0;
   while (begin < num_rows) {
     int64_t count = std::min(kOneDnnRows, num_rows - begin) / kOneDnnRowStep * kOneDnnRowStep;
     if (!prefers_onednn(x.scalar_type(), count, w.size(0), w.size(1))) {
       break;
     }
+    // NOTE: when a weight's rows stand apart, as in the two halves of one weight, oneDNN falls back
+    // to reference code that is 500 times slower.
+    dense_w = torch::stable::contiguous(dense_w);
     Tensor block = rows(out, begin, count);
-    torch::stable::copy_(block, onednn_addmm(block, rows(x, begin, count), w));
+    torch::stable::copy_(block, onednn_addmm(block, rows(x, begin, count), dense_w));
     begin += count;
   }
   if (begin < num_rows) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ikbo-server: load the packages, listen, serve until told to stop.
+#include <malloc.h>
+
 #include <cstdlib>
 #include <exception>
 #include <string>
@@ -13,6 +15,16 @@
 
 namespace ikbo::server {
 namespace {
+
+// Runs allocate and free the same activations again and again. glibc's defaults hand them back to the
+// kernel after each run, and the next one takes a page fault for every page of them.
+void keep_freed_memory() {
+  constexpr int kMebibyte = 1 << 20;
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 32 * kMebibyte);
+  mallopt(M_TOP_PAD, 64 * kMebibyte);
+  mallopt(M_TRIM_THRESHOLD, 1024 * kMebibyte);
+}
 
 void load_models(const Config& config, const Logger& logger, ServedModels& models) {
   for (const std::string& path : config.models) {
@@ -55,6 +67,7 @@ int main(int argc, char** argv) {
     return exit_code;
   }
   const ikbo::server::Logger logger(config->log_level);
+  ikbo::server::keep_freed_memory();
   try {
     return ikbo::server::serve(*config, logger);
   } catch (const std::exception& error) {

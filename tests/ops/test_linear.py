@@ -2,6 +2,7 @@
 """ikbo::linear on the CPU: accuracy, gradients, errors."""
 
 import functools
+import time
 from typing import Any
 
 import pytest
@@ -104,3 +105,22 @@ def test_gradient_of_users_without_candidates_is_zero(dtype: torch.dtype) -> Non
 def test_bad_arguments(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=f"ikbo::linear: .*{message}"):
         ikbo.linear(**small_inputs(**changes))
+
+
+def test_views_of_one_weight_cost_what_dense_weights_cost() -> None:
+    """GEMM libraries drop to reference code, hundreds of times slower, for layouts they dislike."""
+    weight = torch.randn(512, 1024 + 1024)
+    users, candidates = torch.randn(8, 1024), torch.randn(512, 1024)
+    index = torch.arange(512, dtype=torch.int32) % 8
+
+    def seconds(w_user: torch.Tensor, w_cand: torch.Tensor) -> float:
+        times = []
+        for _ in range(4):
+            start = time.perf_counter()
+            ikbo.linear(users, candidates, w_user, w_cand, None, index)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    views = weight[:, :1024], weight[:, 1024:]
+    dense = seconds(*(view.contiguous() for view in views))
+    assert seconds(*views) < 20 * dense

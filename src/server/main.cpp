@@ -16,8 +16,8 @@
 namespace ikbo::server {
 namespace {
 
-// Runs allocate and free the same activations again and again. glibc's defaults hand them back to the
-// kernel after each run, and the next one takes a page fault for every page of them.
+// Runs allocate and free the same activations again and again. glibc's defaults hand them back to
+// the kernel after each run, and the next one takes a page fault for every page of them.
 void keep_freed_memory() {
   constexpr int kMebibyte = 1 << 20;
   mallopt(M_ARENA_MAX, 1);

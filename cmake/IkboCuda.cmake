@@ -4,8 +4,13 @@ if(NOT IKBO_CUDA STREQUAL "OFF")
   find_program(IKBO_NVCC nvcc HINTS /usr/local/cuda/bin)
   if(IKBO_NVCC)
     set(CMAKE_CUDA_COMPILER ${IKBO_NVCC})
-    # Each kernel target names its own architectures with -gencode.
+    # Each source names one of two lists. The generic one ends in PTX for devices that come later.
     set(CMAKE_CUDA_ARCHITECTURES OFF)
+    set(IKBO_GENCODE_SM90A -gencode=arch=compute_90a,code=sm_90a)
+    set(IKBO_GENCODE_GENERIC
+      -gencode=arch=compute_80,code=sm_80
+      -gencode=arch=compute_90,code=sm_90
+      -gencode=arch=compute_100,code=[sm_100,compute_100])
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(CMAKE_CUDA_STANDARD 20)

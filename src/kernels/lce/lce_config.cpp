@@ -33,6 +33,7 @@ std::string to_string(const LceConfig& config) {
 LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits) {
   const bool is_16_bit = params.dtype == DType::kFloat16 || params.dtype == DType::kBFloat16;
   const bool has_tma = limits.compute_capability == 90 && is_16_bit && params.n % 8 == 0 &&
+                       params.m > 0 && params.n > 0 && params.k_user > 0 && params.k_cand > 0 &&
                        reinterpret_cast<std::uintptr_t>(params.out) % 16 == 0 &&
                        is_tma_tensor(params.e_user, params.stride_e_user_u, params.stride_e_user_k,
                                      params.stride_e_user_n) &&

@@ -77,9 +77,16 @@ LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits)
 // Bytes of workspace that lce() needs for `params` under `config`.
 std::size_t lce_workspace_bytes(const LceParams& params, const LceConfig& config);
 
+// The tiles that select_lce_config chooses for M where a kernel takes a packed weight; kSimt where
+// none does. For packing a weight before the other sizes of its calls are known.
+LceConfig select_lce_pack_config(int m, DType dtype, const DeviceLimits& limits);
+
 // Bytes of a packed weight with k columns under `config`; 0 when the kernel reads the weight as it
 // is.
 std::size_t lce_packed_bytes(int k, const LceConfig& config);
+
+// k filled up to whole blocks of a packed weight.
+int lce_padded_k(int k);
 
 // Writes the packed form of w [M, k] (strides in elements) to `packed`. Asynchronous on `stream`.
 void lce_pack(const void* w, std::int64_t stride_m, std::int64_t stride_k, int m, int k,

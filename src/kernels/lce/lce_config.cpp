@@ -30,9 +30,26 @@ std::string to_string(const LceConfig& config) {
   return text.str();
 }
 
+LceConfig select_lce_pack_config(int m, DType dtype, const DeviceLimits& limits) {
+  const bool is_16_bit = dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+  if (limits.compute_capability != 90 || !is_16_bit) return {};
+  // The width with the least padding; among equals the widest, since it reads E the fewest times.
+  LceConfig config{.kernel = LceKernel::kSm90};
+  std::int64_t least_rows = INT64_MAX;
+  for (const int tile_m : lce_impl::kTileWidths) {
+    const std::int64_t tiles = ceil_div(m, tile_m);
+    if (tiles * tile_m <= least_rows) {
+      least_rows = tiles * tile_m;
+      config.tile_m = tile_m;
+      config.num_tiles_m = static_cast<int>(tiles);
+    }
+  }
+  return config;
+}
+
 LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits) {
-  const bool is_16_bit = params.dtype == DType::kFloat16 || params.dtype == DType::kBFloat16;
-  const bool has_tma = limits.compute_capability == 90 && is_16_bit && params.n % 8 == 0 &&
+  LceConfig config = select_lce_pack_config(params.m, params.dtype, limits);
+  const bool has_tma = config.kernel == LceKernel::kSm90 && params.n % 8 == 0 &&
                        params.m > 0 && params.n > 0 && params.k_user > 0 && params.k_cand > 0 &&
                        reinterpret_cast<std::uintptr_t>(params.out) % 16 == 0 &&
                        is_tma_tensor(params.e_user, params.stride_e_user_u, params.stride_e_user_k,
@@ -41,17 +58,6 @@ LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits)
                                      params.stride_e_cand_n);
   if (!has_tma) return {};
 
-  // The width with the least padding; among equals the widest, since it reads E the fewest times.
-  LceConfig config{.kernel = LceKernel::kSm90};
-  std::int64_t least_rows = INT64_MAX;
-  for (const int tile_m : lce_impl::kTileWidths) {
-    const std::int64_t tiles = ceil_div(params.m, tile_m);
-    if (tiles * tile_m <= least_rows) {
-      least_rows = tiles * tile_m;
-      config.tile_m = tile_m;
-      config.num_tiles_m = static_cast<int>(tiles);
-    }
-  }
   // Two units a CTA read the weight half as often, once that still gives every SM a tile.
   const std::int64_t user_units =
       params.num_users * ceil_div(params.n, lce_impl::kSliceN) * config.num_tiles_m;
@@ -63,6 +69,10 @@ std::size_t lce_packed_bytes(int k, const LceConfig& config) {
   if (config.kernel != LceKernel::kSm90) return 0;
   return static_cast<std::size_t>(config.num_tiles_m) * ceil_div(k, lce_impl::kBlockK) *
          config.tile_m * lce_impl::kBlockK * 2;
+}
+
+int lce_padded_k(int k) {
+  return static_cast<int>(ceil_div(k, lce_impl::kBlockK) * lce_impl::kBlockK);
 }
 
 std::size_t lce_workspace_bytes(const LceParams& params, const LceConfig& config) {

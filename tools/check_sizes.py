@@ -23,7 +23,7 @@ ANY_FILE = 500
 # First match wins: (folder, suffix, lines).
 FILE_CAPS = (
     ("tests", "", 600),
-    ("src/kernels/device/ptx_wgmma.cuh", "", 200),  # half of it names one instruction's registers
+    ("src/kernels/device/ptx_wgmma.cuh", "", 210),  # half of it names one instruction's registers
     ("src/kernels/device", "", 150),
     ("src/kernels/host", ".h", 150),
     ("src", ".cuh", 450),

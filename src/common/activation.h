@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The activations that an operator may apply to its sum before rounding it.
+// The names of the activations.
 #pragma once
 
 #include <optional>
 #include <string_view>
 
-namespace ikbo {
+#include "ikbo/activation.h"
 
-enum class Activation { kNone, kRelu, kGelu, kSilu, kSigmoid };
+namespace ikbo {
 
 inline constexpr std::string_view kActivationNames = "none, relu, gelu, silu, sigmoid";
 

@@ -51,6 +51,13 @@ __device__ __forceinline__ std::uint64_t wgmma_descriptor_k_major(std::uint32_t 
   return kSwizzle64B | kAtomStride | kLeadingUnused | ((s_tile & 0x3FFFF) >> 4);
 }
 
+// K-major, 128-byte swizzle: a row is 64 k of one m; atoms of 8 rows follow each other every 1024
+// B; the next 16 k lie 32 B further (descriptor + kWgmmaStepKMajor). The fields are those of
+// MN-major.
+__device__ __forceinline__ std::uint64_t wgmma_descriptor_k_major_128b(std::uint32_t s_tile) {
+  return wgmma_descriptor_mn_major(s_tile);
+}
+
 inline constexpr int kWgmmaStepKMajor = 2;     // descriptor units of 16 B per 16 k
 inline constexpr int kWgmmaStepMnMajor = 128;  // likewise
 
@@ -136,56 +143,56 @@ inline constexpr int kWgmmaStepMnMajor = 128;  // likewise
   IKBO_WGMMA_REGS_0, IKBO_WGMMA_REGS_1, IKBO_WGMMA_REGS_2, IKBO_WGMMA_REGS_3, IKBO_WGMMA_REGS_4, \
       IKBO_WGMMA_REGS_5, IKBO_WGMMA_REGS_6, IKBO_WGMMA_REGS_7
 
-// A is MN-major (transposed), B is K-major. `accumulate` == 0 overwrites D.
-#define IKBO_WGMMA(n, chunks, type, a_index, b_index, p_index)                  \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_index                    \
-               ", 0;\n"                                                         \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type  \
-               " {" IKBO_WGMMA_NAMES_TO_##chunks "}, %" #a_index ", %" #b_index \
-                                                 ", p, 1, 1, 1, 0;\n}"          \
-               : IKBO_WGMMA_REGS_TO_##chunks                                    \
-               : "l"(descriptor_a), "l"(descriptor_b), "r"(accumulate))
+// A is MN-major (transposed) or K-major, B is K-major. `accumulate` == 0 overwrites D.
+#define IKBO_WGMMA(n, chunks, type, a_index, b_index, p_index, t_index)            \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_index                       \
+               ", 0;\n"                                                            \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type     \
+               " {" IKBO_WGMMA_NAMES_TO_##chunks "}, %" #a_index ", %" #b_index    \
+                                                 ", p, 1, 1, %" #t_index ", 0;\n}" \
+               : IKBO_WGMMA_REGS_TO_##chunks                                       \
+               : "l"(descriptor_a), "l"(descriptor_b), "r"(accumulate), "n"(kIsMnMajorA ? 1 : 0))
 
-template <typename Element, int kN>
+template <typename Element, int kN, bool kIsMnMajorA = true>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[kN / 2], std::uint64_t descriptor_a,
                                              std::uint64_t descriptor_b, int accumulate) {
   constexpr bool kIsHalf = std::is_same_v<Element, __half>;
   static_assert(kIsHalf || std::is_same_v<Element, __nv_bfloat16>);
   if constexpr (kN == 64) {
     if constexpr (kIsHalf) {
-      IKBO_WGMMA(64, 2, "f16", 32, 33, 34);
+      IKBO_WGMMA(64, 2, "f16", 32, 33, 34, 35);
     } else {
-      IKBO_WGMMA(64, 2, "bf16", 32, 33, 34);
+      IKBO_WGMMA(64, 2, "bf16", 32, 33, 34, 35);
     }
   } else if constexpr (kN == 128) {
     if constexpr (kIsHalf) {
-      IKBO_WGMMA(128, 4, "f16", 64, 65, 66);
+      IKBO_WGMMA(128, 4, "f16", 64, 65, 66, 67);
     } else {
-      IKBO_WGMMA(128, 4, "bf16", 64, 65, 66);
+      IKBO_WGMMA(128, 4, "bf16", 64, 65, 66, 67);
     }
   } else if constexpr (kN == 160) {
     if constexpr (kIsHalf) {
-      IKBO_WGMMA(160, 5, "f16", 80, 81, 82);
+      IKBO_WGMMA(160, 5, "f16", 80, 81, 82, 83);
     } else {
-      IKBO_WGMMA(160, 5, "bf16", 80, 81, 82);
+      IKBO_WGMMA(160, 5, "bf16", 80, 81, 82, 83);
     }
   } else if constexpr (kN == 192) {
     if constexpr (kIsHalf) {
-      IKBO_WGMMA(192, 6, "f16", 96, 97, 98);
+      IKBO_WGMMA(192, 6, "f16", 96, 97, 98, 99);
     } else {
-      IKBO_WGMMA(192, 6, "bf16", 96, 97, 98);
+      IKBO_WGMMA(192, 6, "bf16", 96, 97, 98, 99);
     }
   } else if constexpr (kN == 224) {
     if constexpr (kIsHalf) {
-      IKBO_WGMMA(224, 7, "f16", 112, 113, 114);
+      IKBO_WGMMA(224, 7, "f16", 112, 113, 114, 115);
     } else {
-      IKBO_WGMMA(224, 7, "bf16", 112, 113, 114);
+      IKBO_WGMMA(224, 7, "bf16", 112, 113, 114, 115);
     }
   } else if constexpr (kN == 256) {
     if constexpr (kIsHalf) {
-      IKBO_WGMMA(256, 8, "f16", 128, 129, 130);
+      IKBO_WGMMA(256, 8, "f16", 128, 129, 130, 131);
     } else {
-      IKBO_WGMMA(256, 8, "bf16", 128, 129, 130);
+      IKBO_WGMMA(256, 8, "bf16", 128, 129, 130, 131);
     }
   } else {
     static_assert(kN == 64, "kN must be 64, 128, 160, 192, 224 or 256");

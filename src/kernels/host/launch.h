@@ -13,6 +13,7 @@ struct LaunchShape {
   int threads = 0;
   int shared_bytes = 0;
   bool overlaps_previous = false;  // may start before the grid ahead of it in the stream has ended
+  int cluster = 1;                 // CTAs of a cluster, at most 8
 };
 
 template <typename... Parameters, typename... Arguments>
@@ -23,16 +24,23 @@ void launch(const char* what, void (*kernel)(Parameters...), const LaunchShape& 
                                          shape.shared_bytes),
                     what);
   }
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2];
+  unsigned num_attributes = 0;
+  if (shape.overlaps_previous) {
+    attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[num_attributes++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
+    attributes[num_attributes++].val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = shape.overlaps_previous ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
   IKBO_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), what);
 }
 

@@ -25,14 +25,19 @@ Tensor items_of(const Tensor& t, int64_t begin, int64_t count, int64_t stride) {
 
 class Worker {
  public:
-  Worker(const Tensor& out, const PickedMatrices* init, const PickedMatrices& a, const Tensor& b,
+  Worker(const Tensor& out, const PickedMatrices* init, const std::vector<BatchedProduct>& products,
          const BatchedGemmConfig& config)
-      : out_(out), init_(init), a_(a), b_(b), config_(config) {
-    if (config.is_upcast) {
-      wide_b_ = empty({config.items_per_call, b.size(1), b.size(2)}, a.matrices.scalar_type());
-      wide_out_ =
-          empty({config.items_per_call, out.size(1), out.size(2)}, a.matrices.scalar_type());
+      : out_(out), init_(init), products_(products), config_(config) {
+    if (!config.is_upcast) {
+      return;
     }
+    const ScalarType wide = sum_dtype(out.scalar_type());
+    int64_t most_rows = 0;
+    for (const BatchedProduct& product : products) {
+      most_rows = std::max(most_rows, product.b.size(1));
+    }
+    wide_b_ = empty({config.items_per_call, most_rows, out.size(2)}, wide);
+    wide_out_ = empty({config.items_per_call, out.size(1), out.size(2)}, wide);
   }
 
   void run(int64_t begin, int64_t end) {
@@ -48,43 +53,76 @@ class Worker {
     return picked.index == nullptr ? 0 : picked.index[item];
   }
 
-  // Items from `begin` on that share a.
+  // Items from `begin` on that share the matrix a of every product.
   int64_t run_length(int64_t begin, int64_t end) const {
-    int64_t item = begin + 1;
-    while (item < end && matrix_of(a_, item) == matrix_of(a_, begin)) {
-      ++item;
+    for (const auto& [a, b] : products_) {
+      int64_t item = begin + 1;
+      while (item < end && matrix_of(a, item) == matrix_of(a, begin)) {
+        ++item;
+      }
+      end = item;
     }
-    return item - begin;
+    return end - begin;
   }
 
   void run_call(int64_t begin, int64_t count) {
-    const Tensor a = items_of(a_.matrices, matrix_of(a_, begin), count, 0);
-    Tensor b = items_of(b_, begin, count, b_.stride(0));
     Tensor result = items_of(out_, begin, count, out_.stride(0));
-    if (!config_.is_upcast) {
-      multiply(result, a, b, begin);
-      return;
+    const Tensor sum = config_.is_upcast ? rows(wide_out_, 0, count) : result;
+    for (std::size_t i = 0; i < products_.size(); ++i) {
+      const PickedMatrices& matrices = products_[i].a;
+      const Tensor a = items_of(matrices.matrices, matrix_of(matrices, begin), count, 0);
+      const Tensor b = operand_b(products_[i].b, begin, count);
+      if (i > 0) {
+        add_product(sum, a, b);
+      } else if (init_ == nullptr) {
+        bmm_out(sum, a, b);
+      } else {
+        add_product_to_init(sum, a, b, begin);
+      }
     }
-    Tensor wide_b = rows(wide_b_, 0, count);
-    const Tensor wide_out = rows(wide_out_, 0, count);
-    torch::stable::copy_(wide_b, b);
-    multiply(wide_out, a, wide_b, begin);
-    torch::stable::copy_(result, wide_out);
+    if (config_.is_upcast) {
+      torch::stable::copy_(result, sum);
+    }
   }
 
-  void multiply(const Tensor& out, const Tensor& a, const Tensor& b, int64_t first_item) const {
-    if (init_ == nullptr) {
-      bmm_out(out, a, b);
-      return;
+  // Items of b in the type of the sum.
+  Tensor operand_b(const Tensor& items, int64_t begin, int64_t count) {
+    const Tensor b = items_of(items, begin, count, items.stride(0));
+    if (!config_.is_upcast) {
+      return b;
     }
-    if (out.size(0) == 1 &&
-        prefers_onednn(out.scalar_type(), out.size(1), out.size(2), a.size(2))) {
+    Tensor wide = rows(wide_b_, 0, count);
+    wide = torch::stable::narrow(wide, 1, 0, b.size(1));
+    torch::stable::copy_(wide, b);
+    return wide;
+  }
+
+  static bool is_for_onednn(const Tensor& out, const Tensor& a) {
+    return out.size(0) == 1 &&
+           prefers_onednn(out.scalar_type(), out.size(1), out.size(2), a.size(2));
+  }
+
+  // out = self + a @ b for one item, all with a leading dimension of 1.
+  static void onednn_product(const Tensor& out, const Tensor& self, const Tensor& a,
+                             const Tensor& b) {
+    Tensor item = torch::stable::select(out, 0, 0);
+    const Tensor weight = transposed(torch::stable::select(b, 0, 0));
+    torch::stable::copy_(item, onednn_addmm(torch::stable::select(self, 0, 0),
+                                            torch::stable::select(a, 0, 0), weight));
+  }
+
+  static void add_product(const Tensor& out, const Tensor& a, const Tensor& b) {
+    if (is_for_onednn(out, a)) {
+      return onednn_product(out, out, a, b);
+    }
+    baddbmm_out(out, out, a, b);
+  }
+
+  void add_product_to_init(const Tensor& out, const Tensor& a, const Tensor& b,
+                           int64_t first_item) const {
+    if (is_for_onednn(out, a)) {
       const Tensor init = items_of(init_->matrices, matrix_of(*init_, first_item), 1, 0);
-      Tensor item = torch::stable::select(out, 0, 0);
-      const Tensor weight = transposed(torch::stable::select(b, 0, 0));
-      torch::stable::copy_(item, onednn_addmm(torch::stable::select(init, 0, 0),
-                                              torch::stable::select(a, 0, 0), weight));
-      return;
+      return onednn_product(out, init, a, b);
     }
     const auto* from = static_cast<const char*>(init_->matrices.const_data_ptr());
     auto* to = static_cast<char*>(out.mutable_data_ptr());
@@ -97,8 +135,7 @@ class Worker {
 
   const Tensor& out_;
   const PickedMatrices* init_;
-  const PickedMatrices& a_;
-  const Tensor& b_;
+  const std::vector<BatchedProduct>& products_;
   const BatchedGemmConfig& config_;
   Tensor wide_b_;
   Tensor wide_out_;
@@ -106,13 +143,16 @@ class Worker {
 
 }  // namespace
 
-void batched_gemm(const Tensor& out, const PickedMatrices* init, const PickedMatrices& a,
-                  const Tensor& b, const BatchedGemmConfig& config) {
-  const int64_t multiply_adds =
-      std::max<int64_t>(1, out.size(1) * out.size(2) * a.matrices.size(2));
+void batched_gemm(const Tensor& out, const PickedMatrices* init,
+                  const std::vector<BatchedProduct>& products, const BatchedGemmConfig& config) {
+  int64_t k = 0;
+  for (const BatchedProduct& product : products) {
+    k += product.b.size(1);
+  }
+  const int64_t multiply_adds = std::max<int64_t>(1, out.size(1) * out.size(2) * k);
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplyAdds / multiply_adds);
   torch::stable::parallel_for(0, out.size(0), grain, [&](int64_t begin, int64_t end) {
-    Worker(out, init, a, b, config).run(begin, end);
+    Worker(out, init, products, config).run(begin, end);
   });
 }
 

@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cpu/aten.h"
 
 namespace ikbo::cpu {
 
 struct BatchedGemmConfig {
-  // True: the operand b is converted to fp32 and the result rounded from fp32, a few items at a
+  // True: the operands b are converted to fp32 and the result rounded from fp32, a few items at a
   // time.
   bool is_upcast = false;
   // At most this many items that share their matrix a go into one call of PyTorch's batched GEMM.
@@ -40,10 +41,16 @@ struct PickedMatrices {
   const int32_t* index = nullptr;
 };
 
-// out[i] = init[i] + a[i] @ b[i]; without init (matrices undefined), out[i] = a[i] @ b[i].
-// b [items, k, n]; out [items, m, n] contiguous, dtype of b. a (any strides) and init (contiguous
-// matrices) are in sum_dtype of it: sums are taken there and rounded once.
-void batched_gemm(const Tensor& out, const PickedMatrices* init, const PickedMatrices& a,
-                  const Tensor& b, const BatchedGemmConfig& config);
+// a[i] @ b[i] of each item i: b [items, k, n]; a [*, m, k], any strides, in sum_dtype of b.
+struct BatchedProduct {
+  PickedMatrices a;
+  Tensor b;
+};
+
+// out[i] = init[i] + the sum of the products (one at least); without init, the sum alone.
+// out [items, m, n] contiguous, dtype of every b. init (contiguous matrices) is in sum_dtype of it,
+// like every a: sums are taken there and rounded once.
+void batched_gemm(const Tensor& out, const PickedMatrices* init,
+                  const std::vector<BatchedProduct>& products, const BatchedGemmConfig& config);
 
 }  // namespace ikbo::cpu

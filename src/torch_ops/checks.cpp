@@ -25,7 +25,18 @@ std::string device_text(const Tensor& tensor) {
   return text.str();
 }
 
-// As PyTorch spells the dtype in Python.
+std::string sizes_text(const Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  return list_text({sizes.begin(), sizes.end()});
+}
+
+bool is_supported_float(ScalarType dtype) {
+  return dtype == ScalarType::Double || dtype == ScalarType::Float ||
+         dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
+}
+
+}  // namespace
+
 std::string dtype_text(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Double:
@@ -47,25 +58,18 @@ std::string dtype_text(ScalarType dtype) {
   }
 }
 
-std::string sizes_text(const Tensor& tensor) {
+std::string list_text(const std::vector<int64_t>& values) {
   std::ostringstream text;
   text << "[";
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    text << (d == 0 ? "" : ", ") << tensor.size(d);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    text << (i == 0 ? "" : ", ") << values[i];
   }
   text << "]";
   return text.str();
 }
 
-bool is_supported_float(ScalarType dtype) {
-  return dtype == ScalarType::Double || dtype == ScalarType::Float ||
-         dtype == ScalarType::BFloat16 || dtype == ScalarType::Half;
-}
-
-}  // namespace
-
-void check_devices(const char* op, std::initializer_list<Named> tensors) {
-  const Named& first = *tensors.begin();
+void check_devices(const char* op, const std::vector<Named>& tensors) {
+  const Named& first = tensors.front();
   for (const Named& other : tensors) {
     STD_TORCH_CHECK(other.tensor.device() == first.tensor.device(), "ikbo::", op, ": ", other.name,
                     " must be on the device of ", first.name, ", ", device_text(first.tensor),
@@ -73,8 +77,8 @@ void check_devices(const char* op, std::initializer_list<Named> tensors) {
   }
 }
 
-void check_float_dtypes(const char* op, std::initializer_list<Named> tensors) {
-  const Named& first = *tensors.begin();
+void check_float_dtypes(const char* op, const std::vector<Named>& tensors) {
+  const Named& first = tensors.front();
   const ScalarType dtype = first.tensor.scalar_type();
   STD_TORCH_CHECK(is_supported_float(dtype), "ikbo::", op, ": ", first.name,
                   " must be float64, float32, bfloat16 or float16; got ", dtype_text(dtype));

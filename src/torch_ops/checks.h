@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "common/activation.h"
 
@@ -17,7 +18,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 struct Named {
-  const char* name;
+  std::string name;
   const Tensor& tensor;
 };
 
@@ -27,11 +28,17 @@ struct Dim {
   int64_t size;
 };
 
+// As PyTorch spells the dtype in Python.
+std::string dtype_text(ScalarType dtype);
+
+// "[3, 5]"
+std::string list_text(const std::vector<int64_t>& values);
+
 // All on the device of the first.
-void check_devices(const char* op, std::initializer_list<Named> tensors);
+void check_devices(const char* op, const std::vector<Named>& tensors);
 
 // All float64, float32, bfloat16 or float16, and the same.
-void check_float_dtypes(const char* op, std::initializer_list<Named> tensors);
+void check_float_dtypes(const char* op, const std::vector<Named>& tensors);
 
 void check_dtype(const char* op, const Named& tensor, ScalarType dtype);
 

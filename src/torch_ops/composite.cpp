@@ -57,13 +57,18 @@ Tensor linear(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
   return activated(add(y_cand, expand(y_user, cand_to_user)), activation);
 }
 
-Tensor lce(const Tensor& e_user, const Tensor& e_cand, const Tensor& w_user, const Tensor& w_cand,
-           const std::optional<Tensor>& bias, const Tensor& cand_to_user) {
+Tensor lce(const Tensor& e_user, const std::vector<Tensor>& e_cand, const Tensor& w_user,
+           const std::vector<Tensor>& w_cand, const std::optional<Tensor>& bias,
+           const Tensor& cand_to_user) {
   Tensor y_user = matmul(w_user, e_user);
   if (bias.has_value()) {
     y_user = add(y_user, torch::stable::reshape(*bias, {bias->size(0), 1}));
   }
-  return add(matmul(w_cand, e_cand), expand(y_user, cand_to_user));
+  Tensor y_cand = matmul(w_cand[0], e_cand[0]);
+  for (std::size_t i = 1; i < e_cand.size(); ++i) {
+    y_cand = add(y_cand, matmul(w_cand[i], e_cand[i]));
+  }
+  return add(y_cand, expand(y_user, cand_to_user));
 }
 
 int64_t block_size(int64_t num_users, int64_t num_candidates) {

@@ -23,4 +23,21 @@ Stream current_cuda_stream(std::int32_t device) {
   return static_cast<Stream>(stream);
 }
 
+DType kernel_dtype(torch::headeronly::ScalarType dtype) {
+  using torch::headeronly::ScalarType;
+  switch (dtype) {
+    case ScalarType::Double:
+      return DType::kFloat64;
+    case ScalarType::Float:
+      return DType::kFloat32;
+    case ScalarType::BFloat16:
+      return DType::kBFloat16;
+    case ScalarType::Half:
+      return DType::kFloat16;
+    default:
+      STD_TORCH_CHECK(false, "ikbo: a kernel's dtype must be floating point; got ",
+                      torch::headeronly::toString(dtype));
+  }
+}
+
 }  // namespace ikbo::ops

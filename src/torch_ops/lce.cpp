@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// ikbo::lce: schema, checks, registration.
+// ikbo::lce, lce.list and lce.prepacked: schemas, checks, registration.
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <iterator>
 
 #include "cpu/lce_cpu.h"
 #include "torch_ops/checks.h"
 #include "torch_ops/composite.h"
+#include "torch_ops/packed_weight.h"
 #ifdef IKBO_WITH_CUDA
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/ops.h>
 
 #include "common/kernel_trace.h"
 #include "ikbo/lce.h"
@@ -17,112 +21,193 @@
 namespace ikbo::ops {
 namespace {
 
+constexpr const char* kOp = "lce";
+
+enum class Form { kOne, kList, kPrepacked };
+
+// The arguments of each schema; a single e_cand is a list of one.
 struct LceArgs {
+  Form form = Form::kOne;
   const Tensor& e_user;
-  const Tensor& e_cand;
+  const std::vector<Tensor>& e_cand;
   const Tensor& w_user;
   const Tensor& w_cand;
   const std::optional<Tensor>& bias;
   const Tensor& cand_to_user;
 };
 
+// Checked arguments as an implementation takes them: a weight for each part of e_cand.
+struct LceCall {
+  const Tensor& e_user;
+  const std::vector<Tensor>& e_cand;
+  const Tensor& w_user;
+  PackedWeight w_cand;
+  const std::optional<Tensor>& bias;
+  const Tensor& cand_to_user;
+};
+
+std::vector<Named> named_parts(const LceArgs& args) {
+  if (args.form == Form::kOne) {
+    return {{"e_cand", args.e_cand.front()}};
+  }
+  STD_TORCH_CHECK(!args.e_cand.empty(),
+                  "ikbo::lce: e_cand must hold at least one tensor [B, K_i, N]; got an empty list");
+  std::vector<Named> parts;
+  for (std::size_t i = 0; i < args.e_cand.size(); ++i) {
+    parts.push_back({"e_cand[" + std::to_string(i) + "]", args.e_cand[i]});
+  }
+  return parts;
+}
+
+void check_devices_and_dtypes(const LceArgs& args, const std::vector<Named>& parts) {
+  const bool is_packed = args.form == Form::kPrepacked;
+  std::vector<Named> floats{{"e_user", args.e_user}};
+  std::copy(parts.begin(), parts.end(), std::back_inserter(floats));
+  floats.push_back({"w_user", args.w_user});
+  if (!is_packed) {
+    floats.push_back({"w_cand", args.w_cand});
+  }
+  if (args.bias.has_value()) {
+    floats.push_back({"bias", *args.bias});
+  }
+  std::vector<Named> all = floats;
+  if (is_packed) {
+    all.push_back({"w_cand_packed", args.w_cand});
+  }
+  const Named cand_to_user{"cand_to_user", args.cand_to_user};
+  all.push_back(cand_to_user);
+  check_devices(kOp, all);
+  check_float_dtypes(kOp, floats);
+  check_dtype(kOp, cand_to_user, ScalarType::Int);
+}
+
 void check_lce(const LceArgs& args) {
-  constexpr const char* kOp = "lce";
+  const std::vector<Named> parts = named_parts(args);
+  check_devices_and_dtypes(args, parts);
+  const bool is_packed = args.form == Form::kPrepacked;
   const Named e_user{"e_user", args.e_user};
-  const Named e_cand{"e_cand", args.e_cand};
   const Named w_user{"w_user", args.w_user};
   const Named w_cand{"w_cand", args.w_cand};
   const Named cand_to_user{"cand_to_user", args.cand_to_user};
-  const Named bias{"bias", args.bias.has_value() ? *args.bias : args.e_user};
-  check_devices(kOp, {e_user, e_cand, w_user, w_cand, bias, cand_to_user});
-  check_float_dtypes(kOp, {e_user, e_cand, w_user, w_cand, bias});
-  check_dtype(kOp, cand_to_user, ScalarType::Int);
   check_rank(kOp, e_user, 3, "[U, K_user, N]");
-  check_rank(kOp, e_cand, 3, "[B, K_cand, N]");
+  for (const Named& part : parts) {
+    check_rank(kOp, part, 3, args.form == Form::kOne ? "[B, K_cand, N]" : "[B, K_i, N]");
+  }
   check_rank(kOp, w_user, 2, "[M, K_user]");
-  check_rank(kOp, w_cand, 2, "[M, K_cand]");
+  if (!is_packed) {
+    check_rank(kOp, w_cand, 2, "[M, K_cand]");
+  }
   check_rank(kOp, cand_to_user, 1, "[B]");
-  const Dim m{"M", args.w_cand.size(0)};
-  const Dim n{"N", args.e_cand.size(2)};
+  const Dim m{"M", (is_packed ? args.w_user : args.w_cand).size(0)};
+  const Dim b{"B", parts.front().tensor.size(0)};
+  const Dim n{"N", parts.front().tensor.size(2)};
+  Dim k_cand{args.form == Form::kOne ? "K_cand" : "sum of K_i", 0};
+  for (const Named& part : parts) {
+    check_shape(kOp, part, {b, {"K_i", part.tensor.size(1)}, n});
+    k_cand.size += part.tensor.size(1);
+  }
   check_shape(kOp, e_user, {{"U", args.e_user.size(0)}, {"K_user", args.e_user.size(1)}, n});
   check_shape(kOp, w_user, {m, {"K_user", args.e_user.size(1)}});
-  check_shape(kOp, w_cand, {m, {"K_cand", args.e_cand.size(1)}});
-  check_shape(kOp, cand_to_user, {{"B", args.e_cand.size(0)}});
+  if (!is_packed) {
+    check_shape(kOp, w_cand, {m, k_cand});
+  }
+  check_shape(kOp, cand_to_user, {b});
   if (args.bias.has_value()) {
+    const Named bias{"bias", *args.bias};
     check_rank(kOp, bias, 1, "[M]");
     check_shape(kOp, bias, {m});
   }
 }
 
-Tensor lce_cpu(const Tensor& e_user, const Tensor& e_cand, const Tensor& w_user,
-               const Tensor& w_cand, const std::optional<Tensor>& bias,
-               const Tensor& cand_to_user) {
-  check_lce({e_user, e_cand, w_user, w_cand, bias, cand_to_user});
-  return cpu::lce(e_user, e_cand, w_user, w_cand, bias, cand_to_user);
+// The columns of a plain weight that meet each part, as views; or what a packed weight holds.
+PackedWeight weight_of(const LceArgs& args) {
+  if (args.form == Form::kPrepacked) {
+    std::vector<int64_t> k_cand;
+    for (const Tensor& part : args.e_cand) {
+      k_cand.push_back(part.size(1));
+    }
+    return open_packed(kOp, args.w_cand,
+                       packed_format(args.e_user.device(), args.e_user.scalar_type(),
+                                     args.w_user.size(0), k_cand));
+  }
+  PackedWeight weight;
+  int64_t begin = 0;
+  for (const Tensor& part : args.e_cand) {
+    Tensor w = args.w_cand;
+    weight.blocks.push_back(torch::stable::narrow(w, 1, begin, part.size(1)));
+    begin += part.size(1);
+  }
+  return weight;
 }
 
-Tensor lce_composite(const Tensor& e_user, const Tensor& e_cand, const Tensor& w_user,
-                     const Tensor& w_cand, const std::optional<Tensor>& bias,
-                     const Tensor& cand_to_user) {
-  check_lce({e_user, e_cand, w_user, w_cand, bias, cand_to_user});
-  return composite::lce(e_user, e_cand, w_user, w_cand, bias, cand_to_user);
+LceCall checked(const LceArgs& args) {
+  check_lce(args);
+  return {args.e_user, args.e_cand, args.w_user, weight_of(args), args.bias, args.cand_to_user};
+}
+
+Tensor run_cpu(const LceCall& call) {
+  return cpu::lce(call.e_user, call.e_cand, call.w_user, call.w_cand.blocks, call.bias,
+                  call.cand_to_user);
+}
+
+Tensor run_composite(const LceCall& call) {
+  return composite::lce(call.e_user, call.e_cand, call.w_user, call.w_cand.blocks, call.bias,
+                        call.cand_to_user);
 }
 
 #ifdef IKBO_WITH_CUDA
-DType kernel_dtype(ScalarType dtype) {
-  if (dtype == ScalarType::Half) return DType::kFloat16;
-  return dtype == ScalarType::BFloat16 ? DType::kBFloat16 : DType::kFloat32;
-}
-
-LceParams make_params(const LceArgs& args, const Tensor& out) {
-  return {.num_users = static_cast<int32_t>(args.e_user.size(0)),
-          .num_candidates = static_cast<int32_t>(args.e_cand.size(0)),
-          .m = static_cast<int32_t>(args.w_cand.size(0)),
-          .n = static_cast<int32_t>(args.e_cand.size(2)),
-          .k_user = static_cast<int32_t>(args.e_user.size(1)),
-          .k_cand = static_cast<int32_t>(args.e_cand.size(1)),
-          .dtype = kernel_dtype(args.e_cand.scalar_type()),
-          .e_user = args.e_user.const_data_ptr(),
-          .e_cand = args.e_cand.const_data_ptr(),
-          .w_user = args.w_user.const_data_ptr(),
-          .w_cand = args.w_cand.const_data_ptr(),
-          .cand_to_user = static_cast<const int32_t*>(args.cand_to_user.const_data_ptr()),
+LceParams make_params(const LceCall& call, const Tensor& out) {
+  const Tensor& e_cand = call.e_cand.front();
+  const Tensor& w_cand = call.w_cand.blocks.front();
+  return {.num_users = static_cast<int32_t>(call.e_user.size(0)),
+          .num_candidates = static_cast<int32_t>(e_cand.size(0)),
+          .m = static_cast<int32_t>(w_cand.size(0)),
+          .n = static_cast<int32_t>(e_cand.size(2)),
+          .k_user = static_cast<int32_t>(call.e_user.size(1)),
+          .k_cand = static_cast<int32_t>(e_cand.size(1)),
+          .dtype = kernel_dtype(e_cand.scalar_type()),
+          .e_user = call.e_user.const_data_ptr(),
+          .e_cand = e_cand.const_data_ptr(),
+          .w_user = call.w_user.const_data_ptr(),
+          .w_cand = w_cand.const_data_ptr(),
           .out = out.mutable_data_ptr(),
-          .stride_e_user_u = args.e_user.stride(0),
-          .stride_e_user_k = args.e_user.stride(1),
-          .stride_e_user_n = args.e_user.stride(2),
-          .stride_e_cand_b = args.e_cand.stride(0),
-          .stride_e_cand_k = args.e_cand.stride(1),
-          .stride_e_cand_n = args.e_cand.stride(2),
-          .stride_w_user_m = args.w_user.stride(0),
-          .stride_w_user_k = args.w_user.stride(1),
-          .stride_w_cand_m = args.w_cand.stride(0),
-          .stride_w_cand_k = args.w_cand.stride(1)};
+          .stride_e_user_u = call.e_user.stride(0),
+          .stride_e_user_k = call.e_user.stride(1),
+          .stride_e_user_n = call.e_user.stride(2),
+          .stride_e_cand_b = e_cand.stride(0),
+          .stride_e_cand_k = e_cand.stride(1),
+          .stride_e_cand_n = e_cand.stride(2),
+          .stride_w_user_m = call.w_user.stride(0),
+          .stride_w_user_k = call.w_user.stride(1),
+          .stride_w_cand_m = w_cand.stride(0),
+          .stride_w_cand_k = w_cand.stride(1)};
 }
 
 // Index values are not read on the host: no synchronisation (ikbo/lce.h says what an index out of
 // range does).
-Tensor lce_cuda(const Tensor& e_user, const Tensor& e_cand, const Tensor& w_user,
-                const Tensor& w_cand, const std::optional<Tensor>& bias,
-                const Tensor& cand_to_user) {
-  const LceArgs args{e_user, e_cand, w_user, w_cand, bias, cand_to_user};
-  check_lce(args);
-  if (e_cand.scalar_type() == ScalarType::Double) {
-    return composite::lce(e_user, e_cand, w_user, w_cand, bias, cand_to_user);
+Tensor run_cuda(const LceCall& call) {
+  const Tensor& e_cand = call.e_cand.front();
+  if (call.e_cand.size() > 1 || e_cand.scalar_type() == ScalarType::Double) {
+    return run_composite(call);
   }
   const int32_t device = e_cand.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  Tensor out = torch::stable::new_empty(e_cand, {e_cand.size(0), w_cand.size(0), e_cand.size(2)});
-  LceParams params = make_params(args, out);
-  const Tensor index = torch::stable::contiguous(cand_to_user);
+  const Tensor out =
+      torch::stable::new_empty(e_cand, {e_cand.size(0), call.w_user.size(0), e_cand.size(2)});
+  LceParams params = make_params(call, out);
+  const Tensor index = torch::stable::contiguous(call.cand_to_user);
   params.cand_to_user = static_cast<const int32_t*>(index.const_data_ptr());
   std::optional<Tensor> dense_bias;
-  if (bias.has_value()) {
-    dense_bias = torch::stable::contiguous(*bias);
+  if (call.bias.has_value()) {
+    dense_bias = torch::stable::contiguous(*call.bias);
     params.bias = dense_bias->const_data_ptr();
   }
   const DeviceLimits limits = query_device_limits(device);
   const LceConfig config = select_lce_config(params, limits);
+  // A kernel of other tiles, or of none, reads the block instead.
+  if (config.kernel == LceKernel::kSm90 && config.tile_m == call.w_cand.tile_m) {
+    params.w_cand_packed = call.w_cand.image;
+  }
   const Tensor workspace = torch::stable::new_empty(
       e_cand, {static_cast<int64_t>(lce_workspace_bytes(params, config))}, ScalarType::Byte);
   params.workspace = workspace.mutable_data_ptr();
@@ -132,22 +217,64 @@ Tensor lce_cuda(const Tensor& e_user, const Tensor& e_cand, const Tensor& w_user
 }
 #endif
 
+// One entry per schema, for the implementation of each device.
+using Run = Tensor (*)(const LceCall&);
+
+template <Run run>
+Tensor lce_one(const Tensor& e_user, const Tensor& e_cand, const Tensor& w_user,
+               const Tensor& w_cand, const std::optional<Tensor>& bias,
+               const Tensor& cand_to_user) {
+  const std::vector<Tensor> parts{e_cand};
+  return run(checked({Form::kOne, e_user, parts, w_user, w_cand, bias, cand_to_user}));
+}
+
+template <Run run>
+Tensor lce_list(const Tensor& e_user, const std::vector<Tensor>& e_cand, const Tensor& w_user,
+                const Tensor& w_cand, const std::optional<Tensor>& bias,
+                const Tensor& cand_to_user) {
+  return run(checked({Form::kList, e_user, e_cand, w_user, w_cand, bias, cand_to_user}));
+}
+
+template <Run run>
+Tensor lce_prepacked(const Tensor& e_user, const std::vector<Tensor>& e_cand, const Tensor& w_user,
+                     const Tensor& w_cand_packed, const std::optional<Tensor>& bias,
+                     const Tensor& cand_to_user) {
+  return run(
+      checked({Form::kPrepacked, e_user, e_cand, w_user, w_cand_packed, bias, cand_to_user}));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ikbo, m) {
   m.def(
       "lce(Tensor e_user, Tensor e_cand, Tensor w_user, Tensor w_cand, Tensor? bias, "
       "Tensor cand_to_user) -> Tensor");
+  m.def(
+      "lce.list(Tensor e_user, Tensor[] e_cand, Tensor w_user, Tensor w_cand, Tensor? bias, "
+      "Tensor cand_to_user) -> Tensor");
+  m.def(
+      "lce.prepacked(Tensor e_user, Tensor[] e_cand, Tensor w_user, Tensor w_cand_packed, "
+      "Tensor? bias, Tensor cand_to_user) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) { m.impl("lce", TORCH_BOX(&lce_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) {
+  m.impl("lce", TORCH_BOX(&lce_one<&run_cpu>));
+  m.impl("lce.list", TORCH_BOX(&lce_list<&run_cpu>));
+  m.impl("lce.prepacked", TORCH_BOX(&lce_prepacked<&run_cpu>));
+}
 
 #ifdef IKBO_WITH_CUDA
-STABLE_TORCH_LIBRARY_IMPL(ikbo, CUDA, m) { m.impl("lce", TORCH_BOX(&lce_cuda)); }
+STABLE_TORCH_LIBRARY_IMPL(ikbo, CUDA, m) {
+  m.impl("lce", TORCH_BOX(&lce_one<&run_cuda>));
+  m.impl("lce.list", TORCH_BOX(&lce_list<&run_cuda>));
+  m.impl("lce.prepacked", TORCH_BOX(&lce_prepacked<&run_cuda>));
+}
 #endif
 
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CompositeExplicitAutograd, m) {
-  m.impl("lce", TORCH_BOX(&lce_composite));
+  m.impl("lce", TORCH_BOX(&lce_one<&run_composite>));
+  m.impl("lce.list", TORCH_BOX(&lce_list<&run_composite>));
+  m.impl("lce.prepacked", TORCH_BOX(&lce_prepacked<&run_composite>));
 }
 
 }  // namespace ikbo::ops

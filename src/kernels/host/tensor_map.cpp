@@ -27,6 +27,7 @@ EncodeTiled encode_tiled() {
 }  // namespace
 
 CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what) {
+  static const EncodeTiled encode = encode_tiled();
   CUtensorMap map;
   const cuuint64_t extent[3] = {static_cast<cuuint64_t>(spec.extent[0]),
                                 static_cast<cuuint64_t>(spec.extent[1]),
@@ -38,13 +39,13 @@ CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what) {
                              static_cast<cuuint32_t>(spec.box[2])};
   const cuuint32_t element_stride[3] = {1, 1, 1};
   const CUresult status =
-      encode_tiled()(&map,
-                     spec.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                   : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                     3, const_cast<void*>(spec.data), extent, stride_bytes, box, element_stride,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     spec.swizzles ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map,
+             spec.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                           : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+             3, const_cast<void*>(spec.data), extent, stride_bytes, box, element_stride,
+             CU_TENSOR_MAP_INTERLEAVE_NONE,
+             spec.swizzles ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   IKBO_CHECK(status == CUDA_SUCCESS, what, ": the driver refused a tensor map of extent [",
              spec.extent[2], ", ", spec.extent[1], ", ", spec.extent[0], "], strides [",
              spec.stride[1], ", ", spec.stride[0], ", 1]; status ", static_cast<int>(status));

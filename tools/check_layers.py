@@ -69,6 +69,7 @@ LAYERS = (
         "tests/ops",
         (STD, IKBO, TEST, r"(cpu|common|torch_ops)/.+", STABLE_TORCH),
     ),
+    Layer("tests/kernels", (STD, IKBO, TEST, r"kernels/.+")),
     Layer("tests/runtime", (STD, POSIX, IKBO, RUNTIME, TEST, r"runtime/.+", r"zip\.h")),
     Layer(
         "tests/server",

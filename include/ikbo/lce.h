@@ -59,12 +59,14 @@ struct LceParams {
 
 enum class LceKernel : std::int8_t {
   kSm90,  // warp-specialised TMA + wgmma, persistent
-  kSimt,  // any architecture, any stride, any size
+  kMma,   // tensor cores of compute capability 8.0 and newer: 16-bit types, any stride, any size
+  kSimt,  // fp32 on compute capability 8.0 and newer: any stride, any size
 };
 
 struct LceConfig {
   LceKernel kernel = LceKernel::kSimt;
-  int tile_m = 0;       // rows of M per tile
+  int tile_m = 0;       // rows of M per tile; kMma: the candidate stage's
+  int user_tile_m = 0;  // kMma: rows of M per tile of the user stage
   int num_tiles_m = 0;  // tiles that cover M
   int user_units_per_cta = 1;
 };

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "ikbo/lce.h"
+#include "kernels/lce/lce_generic.h"
 #include "kernels/lce/lce_layout.h"
 
 namespace ikbo {
@@ -26,6 +27,10 @@ bool is_tma_tensor(const void* data, std::int64_t stride_outer, std::int64_t str
 std::string to_string(const LceConfig& config) {
   if (config.kernel == LceKernel::kSimt) return "lce_simt";
   std::ostringstream text;
+  if (config.kernel == LceKernel::kMma) {
+    text << "lce_mma<tile=" << config.tile_m << ",user_tile=" << config.user_tile_m << ">";
+    return text.str();
+  }
   text << "lce_sm90<tile_m=" << config.tile_m << ",user_units=" << config.user_units_per_cta << ">";
   return text.str();
 }
@@ -56,7 +61,7 @@ LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits)
                                      params.stride_e_user_n) &&
                        is_tma_tensor(params.e_cand, params.stride_e_cand_b, params.stride_e_cand_k,
                                      params.stride_e_cand_n);
-  if (!has_tma) return {};
+  if (!has_tma) return lce_impl::select_generic_config(params, limits);
 
   // Two units a CTA read the weight half as often, once that still gives every SM a tile.
   const std::int64_t user_units =

@@ -1,100 +1,126 @@
 // SPDX-License-Identifier: Apache-2.0
-// LCE on any architecture, for any size, stride and alignment: 64 x 64 output tiles, fp32 sums.
-// User stage: partial[u] = w_user e_user[u] + bias, fp32 [U, M, N].
-// Candidate stage: out[b] = w_cand e_cand[b] + partial[cand_to_user[b]].
+// LCE in fp32: 64 x 64 output tiles of plain multiply-adds, 4 x 4 to a thread, which loads block
+// k + 1 while it works on block k.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/lce/lce_columns.cuh"
+#include "kernels/lce/lce_generic.h"
+
 namespace ikbo::lce_impl {
 
-struct SimtArgs {
-  const void* e;     // [batch, K, N]
-  const void* w;     // [M, K]
-  const void* bias;  // [M]; may be nullptr
-  const float* add;  // [U, M, N] fp32; nullptr in the user stage
-  const std::int32_t* cand_to_user;
-  void* out;  // [batch, M, N] contiguous
-  std::int64_t stride_e_batch;
-  std::int64_t stride_e_k;
-  std::int64_t stride_e_n;
-  std::int64_t stride_w_m;
-  std::int64_t stride_w_k;
-  int m;
-  int n;
-  int k;
-  int batch;
+inline constexpr int kSimtBlockK = 16;
+inline constexpr int kSimtThreads = 256;  // 16 x 16
+inline constexpr int kSimtCopies = kSimtBlockK * kSmallTile / kSimtThreads;
+
+struct SimtShared {
+  alignas(16) float w[2][kSimtBlockK][kSmallTile];
+  alignas(16) float e[2][kSimtBlockK][kSmallTile];
+  Column columns[kSmallTile];
 };
 
-inline constexpr int kSimtTile = 64;
-inline constexpr int kSimtBlockK = 16;
-inline constexpr int kSimtThreads = 256;  // 16 x 16, 4 x 4 outputs each
+// One block of both operands in this thread's registers.
+struct SimtBlock {
+  float w[kSimtCopies];
+  float e[kSimtCopies];
+};
 
-template <typename Element, typename Out>
-__global__ void __launch_bounds__(kSimtThreads) lce_simt_kernel(const SimtArgs args) {
-  __shared__ float s_w[kSimtBlockK][kSimtTile + 4];
-  __shared__ float s_e[kSimtBlockK][kSimtTile + 4];
-  const int tiles_n = (args.n + kSimtTile - 1) / kSimtTile;
-  const int tiles_m = (args.m + kSimtTile - 1) / kSimtTile;
-  const std::int64_t num_tiles = static_cast<std::int64_t>(args.batch) * tiles_m * tiles_n;
-  const auto* g_w = static_cast<const Element*>(args.w);
-  const int row = static_cast<int>(threadIdx.x) / 16;
-  const int column = static_cast<int>(threadIdx.x) % 16;
+// Element i of a block: row i % 64 of w's tile and column i % 64 of e's, both at k = i / 64.
+__device__ __forceinline__ void simt_fetch(SimtBlock& block, const StageArgs& args,
+                                           const SimtShared& shared, std::int64_t first_m,
+                                           int first_k) {
+#pragma unroll
+  for (int i = 0; i < kSimtCopies; ++i) {
+    const int element = static_cast<int>(threadIdx.x) + i * kSimtThreads;
+    const std::int64_t at_m = first_m + element % kSmallTile;
+    const int at_k = element / kSmallTile;  // after first_k
+    const Column& column = shared.columns[element % kSmallTile];
+    const bool has_k = at_k < args.k - first_k;
+    block.w[i] = has_k && at_m < args.m
+                     ? static_cast<const float*>(
+                           args.w)[at_m * args.stride_w_m + (first_k + at_k) * args.stride_w_k]
+                     : 0.0f;
+    block.e[i] =
+        has_k && column.out >= 0
+            ? static_cast<const float*>(args.e)[column.e + (first_k + at_k) * args.stride_e_k]
+            : 0.0f;
+  }
+}
 
-  for (std::int64_t tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-    const std::int64_t b = tile / (tiles_m * tiles_n);
-    const int first_m = static_cast<int>(tile / tiles_n % tiles_m) * kSimtTile;
-    const int first_n = static_cast<int>(tile % tiles_n) * kSimtTile;
-    const auto* g_e = static_cast<const Element*>(args.e) + b * args.stride_e_batch;
-    float acc[4][4] = {};
-    for (int k0 = 0; k0 < args.k; k0 += kSimtBlockK) {
-      for (int i = static_cast<int>(threadIdx.x); i < kSimtBlockK * kSimtTile; i += kSimtThreads) {
-        const int w_k = i % kSimtBlockK;
-        const int w_m = i / kSimtBlockK;
-        s_w[w_k][w_m] =
-            k0 + w_k < args.k && first_m + w_m < args.m
-                ? static_cast<float>(
-                      g_w[(first_m + w_m) * args.stride_w_m + (k0 + w_k) * args.stride_w_k])
-                : 0.0f;
-        const int e_n = i % kSimtTile;
-        const int e_k = i / kSimtTile;
-        s_e[e_k][e_n] =
-            k0 + e_k < args.k && first_n + e_n < args.n
-                ? static_cast<float>(
-                      g_e[(k0 + e_k) * args.stride_e_k + (first_n + e_n) * args.stride_e_n])
-                : 0.0f;
-      }
-      __syncthreads();
+__device__ __forceinline__ void simt_store(SimtShared& shared, int buffer, const SimtBlock& block) {
 #pragma unroll
-      for (int k = 0; k < kSimtBlockK; ++k) {
+  for (int i = 0; i < kSimtCopies; ++i) {
+    const int element = static_cast<int>(threadIdx.x) + i * kSimtThreads;
+    shared.w[buffer][element / kSmallTile][element % kSmallTile] = block.w[i];
+    shared.e[buffer][element / kSmallTile][element % kSmallTile] = block.e[i];
+  }
+}
+
+__device__ __forceinline__ void simt_multiply(float (&acc)[4][4], const SimtShared& shared,
+                                              int buffer, int row, int column) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            acc[i][j] = fmaf(s_w[k][row * 4 + i], s_e[k][column + 16 * j], acc[i][j]);
-          }
-        }
-      }
-      __syncthreads();
-    }
-    const std::int64_t user = args.add != nullptr ? args.cand_to_user[b] : 0;
+  for (int k = 0; k < kSimtBlockK; ++k) {
+    const float4 w4 = *reinterpret_cast<const float4*>(&shared.w[buffer][k][row * 4]);
+    const float4 e4 = *reinterpret_cast<const float4*>(&shared.e[buffer][k][column * 4]);
+    const float w[4] = {w4.x, w4.y, w4.z, w4.w};
+    const float e[4] = {e4.x, e4.y, e4.z, e4.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at_m = first_m + row * 4 + i;
-      if (at_m >= args.m) continue;
-      const float bias = args.bias != nullptr
-                             ? static_cast<float>(static_cast<const Element*>(args.bias)[at_m])
-                             : 0.0f;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at_n = first_n + column + 16 * j;
-        if (at_n >= args.n) continue;
-        const float user_part =
-            args.add != nullptr ? args.add[(user * args.m + at_m) * args.n + at_n] : bias;
-        static_cast<Out*>(args.out)[(b * args.m + at_m) * args.n + at_n] =
-            static_cast<Out>(acc[i][j] + user_part);
-      }
+      for (int j = 0; j < 4; ++j) acc[i][j] = fmaf(w[i], e[j], acc[i][j]);
     }
+  }
+}
+
+__device__ __forceinline__ void simt_write(const StageArgs& args, const SimtShared& shared,
+                                           const float (&acc)[4][4], std::int64_t first_row,
+                                           int column) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const Column at = shared.columns[column * 4 + j];
+    if (at.out < 0) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t row = first_row + i;
+      if (row >= args.m) continue;
+      float user_part = args.bias != nullptr ? static_cast<const float*>(args.bias)[row] : 0.0f;
+      if (args.add != nullptr) user_part = args.add[at.add + row * args.n];
+      static_cast<float*>(args.out)[at.out + row * args.n] = acc[i][j] + user_part;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kSimtThreads) lce_simt_kernel(const StageArgs args) {
+  __shared__ SimtShared shared;
+  const std::int64_t tiles_m = (std::int64_t{args.m} + kSmallTile - 1) / kSmallTile;
+  const std::int64_t num_tiles = tiles_m * ((args.num_columns + kSmallTile - 1) / kSmallTile);
+  const int num_blocks = static_cast<int>((std::int64_t{args.k} + kSimtBlockK - 1) / kSimtBlockK);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int row = thread / 16;
+  const int column = thread % 16;
+
+  for (std::int64_t tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+    const std::int64_t first_m = tile % tiles_m * kSmallTile;
+    if (thread < kSmallTile) {
+      shared.columns[thread] = locate_column(args, tile / tiles_m * kSmallTile + thread);
+    }
+    __syncthreads();  // `columns` are there
+    float acc[4][4] = {};
+    SimtBlock block;
+    if (num_blocks > 0) {
+      simt_fetch(block, args, shared, first_m, 0);
+      simt_store(shared, 0, block);
+    }
+    for (int i = 0; i < num_blocks; ++i) {
+      __syncthreads();  // buffer i % 2 is full, and nobody reads the other
+      const bool has_next = i + 1 < num_blocks;
+      if (has_next) simt_fetch(block, args, shared, first_m, (i + 1) * kSimtBlockK);
+      simt_multiply(acc, shared, i % 2, row, column);
+      if (has_next) simt_store(shared, (i + 1) % 2, block);
+    }
+    simt_write(args, shared, acc, first_m + row * 4, column);
+    __syncthreads();  // the next tile overwrites `columns` and the buffers
   }
 }
 

@@ -40,7 +40,8 @@ __device__ __forceinline__ void activate_fast(Activation activation, float (&v)[
   }
 }
 
-__device__ __forceinline__ float activate(Activation activation, float x) {
+// NOTE: a call, so that a kernel that applies it to many values holds one copy of each formula.
+__device__ __noinline__ inline float activate(Activation activation, float x) {
   switch (activation) {
     case Activation::kNone:
       return x;

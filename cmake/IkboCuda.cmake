@@ -1,4 +1,5 @@
 # Decides whether the CUDA kernels are built and says so.
+option(IKBO_CHECK_INDICES "Let CUDA operators check the values of cand_to_user (for debugging)" OFF)
 set(IKBO_CUDA_ENABLED OFF)
 if(NOT IKBO_CUDA STREQUAL "OFF")
   find_program(IKBO_NVCC nvcc HINTS /usr/local/cuda/bin)
@@ -11,7 +12,15 @@ if(NOT IKBO_CUDA STREQUAL "OFF")
       -gencode=arch=compute_80,code=sm_80
       -gencode=arch=compute_90,code=sm_90
       -gencode=arch=compute_100,code=[sm_100,compute_100])
+    # ptxas names the registers and the spills of each kernel: tools/check_ptxas.py.
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/keep_ptxas.sh)
+    if(IKBO_CCACHE)
+      # NOTE: without CCACHE_DEPEND ccache hashes the preprocessed text of one architecture, and
+      # finds an old object when only the code of another one has changed.
+      list(APPEND CMAKE_CUDA_COMPILER_LAUNCHER env CCACHE_DEPEND=1 ${IKBO_CCACHE})
+    endif()
     enable_language(CUDA)
+    add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
     find_package(CUDAToolkit REQUIRED)
     set(CMAKE_CUDA_STANDARD 20)
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's flag

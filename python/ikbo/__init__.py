@@ -14,7 +14,8 @@ from ikbo import _load
 
 _load.load()
 
-from ikbo.ops import bmm, expand, lce, linear, target_attention  # noqa: E402  (needs the operators)
+# Not before the operators are there.
+from ikbo.ops import bmm, expand, lce, linear, prepack, target_attention  # noqa: E402
 
 if TYPE_CHECKING:
     from ikbo import nn
@@ -31,6 +32,7 @@ __all__ = [
     "linear",
     "nn",
     "package",
+    "prepack",
     "target_attention",
     "transform",
 ]

@@ -6,15 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-Grads = tuple[Tensor | None, ...]
+# In the order of the arguments; a list for a list of tensors.
+Grads = tuple[Tensor | list[Tensor | None] | None, ...]
 
 
 class _RefuseSecondOrder(torch.autograd.Function):
     """Identity on first-order gradients; differentiating them again is an error."""
 
     @staticmethod
-    def forward(ctx: Any, op: str, *grads: Tensor | None) -> Grads:
+    def forward(ctx: Any, op: str, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.op = op
         return tuple(None if grad is None else grad.view_as(grad) for grad in grads)
 
@@ -44,16 +46,33 @@ def register(
         sources: Sequence[Tensor | None] = (*grad_outputs, *ctx.saved_tensors)
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in sources):
             marker = next(t for t in sources if t is not None and t.requires_grad)
-            return _mark(op, grads, marker)
+            return _mark(_name(op), grads, marker)
         return grads
 
     torch.library.register_autograd(f"ikbo::{op}", backward, setup_context=setup_context)
 
 
+def _name(op: str) -> str:
+    """The operator's name in the texts of errors, without an overload's."""
+    return op.partition(".")[0]
+
+
 def _mark(op: str, grads: Grads, marker: Tensor) -> Grads:
-    present = [grad for grad in grads if isinstance(grad, Tensor)]
+    present = [grad for grad in pytree.tree_leaves(grads) if isinstance(grad, Tensor)]
     marked = iter(_RefuseSecondOrder.apply(op, marker, *present)[1:])
-    return tuple(next(marked) if isinstance(grad, Tensor) else grad for grad in grads)
+    return pytree.tree_map_only(Tensor, lambda _: next(marked), grads)
+
+
+def refuse(op: str) -> None:
+    """Makes every gradient through ``ikbo::<op>``, which takes a packed weight, an error."""
+
+    def backward(ctx: Any, *_: Tensor | None) -> Grads:
+        raise RuntimeError(
+            f"ikbo::{_name(op)}: a packed weight is for inference, it gives no gradients; call the "
+            "operator with the plain w_cand, or under torch.no_grad()"
+        )
+
+    torch.library.register_autograd(f"ikbo::{op}", backward)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from ikbo._bmm import bmm
 from ikbo._expand import expand
 from ikbo._lce import lce
 from ikbo._linear import linear
+from ikbo._prepack import prepack
 from ikbo._target_attention import target_attention
 
-__all__ = ["bmm", "expand", "lce", "linear", "target_attention"]
+__all__ = ["bmm", "expand", "lce", "linear", "prepack", "target_attention"]

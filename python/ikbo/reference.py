@@ -8,6 +8,7 @@ PyTorch itself makes.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -44,14 +45,15 @@ def linear(
 
 def lce(
     e_user: Tensor,
-    e_cand: Tensor,
+    e_cand: Tensor | Sequence[Tensor],
     w_user: Tensor,
     w_cand: Tensor,
     bias: Tensor | None,
     cand_to_user: Tensor,
 ) -> Tensor:
     """Both weights side by side times the embeddings of user and candidate on top of each other."""
-    e = torch.cat([expand(e_user, cand_to_user), e_cand], dim=1)
+    parts = [e_cand] if isinstance(e_cand, Tensor) else e_cand
+    e = torch.cat([expand(e_user, cand_to_user), *parts], dim=1)
     out = torch.cat([w_user, w_cand], dim=1) @ e
     return out if bias is None else out + bias[:, None]
 

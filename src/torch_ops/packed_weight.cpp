@@ -19,10 +19,13 @@ namespace {
 constexpr int64_t kVersion = 1;
 constexpr int64_t kMagic = 0x6b6361706f626b69;  // "ikbopack"
 constexpr int64_t kFieldsBeforeParts = 7;
-constexpr int64_t kAlignment = 256;
+constexpr int64_t kAlignment = 256;    // of a section
+constexpr int64_t kRowAlignment = 16;  // of a block's rows
 constexpr uint64_t kFingerprints = uint64_t{1} << 15;
 
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t filled_up(int64_t count, int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
 
 int64_t bytes_of(const std::vector<int64_t>& words) {
   return static_cast<int64_t>(words.size() * sizeof(int64_t));
@@ -107,10 +110,15 @@ std::vector<int64_t> PackedFormat::header() const {
   return words;
 }
 
+int64_t PackedFormat::row_stride(std::size_t part) const {
+  const bool is_dense = device == PackedDevice::kCpu;
+  return is_dense ? k_cand[part] : filled_up(k_cand[part], kRowAlignment / element_bytes(dtype));
+}
+
 int64_t PackedFormat::block_begin(std::size_t part) const {
-  int64_t begin = aligned(bytes_of(header()));
+  int64_t begin = filled_up(bytes_of(header()), kAlignment);
   for (std::size_t i = 0; i < part; ++i) {
-    begin += aligned(m * k_cand[i] * element_bytes(block_dtype()));
+    begin += filled_up(m * row_stride(i) * element_bytes(block_dtype()), kAlignment);
   }
   return begin;
 }
@@ -147,11 +155,12 @@ PackedFormat packed_format(const torch::stable::Device& device, ScalarType dtype
 
 Tensor packed_block(const Tensor& packed, const PackedFormat& format, std::size_t part) {
   const ScalarType dtype = format.block_dtype();
-  const int64_t elements = format.m * format.k_cand[part];
+  const int64_t row = format.row_stride(part);
   const Tensor bytes =
-      flat_bytes(packed, format.block_begin(part), elements * element_bytes(dtype));
-  return torch::stable::view(call_aten("aten::view", "dtype", bytes, dtype),
-                             {format.m, format.k_cand[part]});
+      flat_bytes(packed, format.block_begin(part), format.m * row * element_bytes(dtype));
+  Tensor block =
+      torch::stable::view(call_aten("aten::view", "dtype", bytes, dtype), {format.m, row});
+  return torch::stable::narrow(block, 1, 0, format.k_cand[part]);
 }
 
 PackedWeight open_packed(const char* op, const Tensor& packed, const PackedFormat& format) {

@@ -3,7 +3,9 @@
 // [rows, row_bytes] with three sections, each at a multiple of 256 bytes:
 //
 //   header  int64: magic, version, device kind, dtype, M, tile_m, number of parts, every K_i
-//   blocks  a dense [M, K_i] per part; on the CPU in the type of sums, elsewhere in the dtype
+//   blocks  an [M, K_i] per part: on the CPU dense, in the type of sums; elsewhere in the dtype,
+//   with
+//           rows at multiples of 16 bytes
 //   image   the weight as lce_pack() writes it, each K_i filled up with zeros to whole blocks;
 //           only where the sm_90 kernels take it (tile_m > 0)
 //
@@ -36,6 +38,7 @@ struct PackedFormat {
 
   ScalarType block_dtype() const;
   std::vector<int64_t> header() const;
+  int64_t row_stride(std::size_t part) const;   // of a block, in elements
   int64_t block_begin(std::size_t part) const;  // in bytes; of the number of parts: their end
   int64_t image_begin() const;
   std::vector<int64_t> sizes() const;  // of the packed tensor

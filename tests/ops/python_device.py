@@ -102,14 +102,15 @@ def masked_inputs(this: Case) -> dict[str, Any]:
     return inputs
 
 
-def on_device(value: Any) -> Any:
-    return wrap(value.clone()) if isinstance(value, Tensor) else value
+def on_device(values: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda t: wrap(t.clone()), values)
 
 
 def run(this: Case) -> dict[str, Any]:
     inputs = masked_inputs(this)
+    arguments = on_device(inputs)
     calls.clear()
-    outputs = getattr(ikbo, this.op)(**{name: on_device(v) for name, v in inputs.items()})
+    outputs = getattr(ikbo, this.op)(**arguments)
     forward_calls = list(calls)
     calls.clear()
     error = None
@@ -126,7 +127,7 @@ def run(this: Case) -> dict[str, Any]:
 
 def check_gradients(this: Case, inputs: dict[str, Any]) -> None:
     """Gradients on the device equal those of the CPU kernel."""
-    names = [name for name in SHAPES[this.op] if isinstance(inputs[name], Tensor)]
+    names = [name for name in SHAPES[this.op] if inputs[name] is not None]
     finite = pytree.tree_map_only(Tensor, torch.nan_to_num, inputs)
 
     def gradients(arguments: dict[str, Any], ones: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -139,18 +140,15 @@ def check_gradients(this: Case, inputs: dict[str, Any]) -> None:
             tensors = [arguments[n] for n in (*names, "cand_to_user")]
             backward = torch.ops.ikbo._target_attention_backward
             return list(backward(*map(ones, outputs), *tensors, *masks, None, *outputs))
-        leaves = [arguments[name].requires_grad_() for name in names]
+        leaves = [t.requires_grad_() for t in pytree.tree_leaves([arguments[n] for n in names])]
         output = getattr(ikbo, this.op)(**arguments)
         calls.clear()
         return list(torch.autograd.grad(output, leaves, ones(output)))
 
     want = gradients(dict(finite), torch.ones_like)
-    got = gradients(
-        {name: on_device(value) for name, value in finite.items()},
-        lambda output: wrap(torch.ones_like(output.raw)),
-    )
-    for name, device_grad, cpu_grad in zip(names, got, want, strict=True):
-        torch.testing.assert_close(device_grad.raw, cpu_grad, msg=lambda m, n=name: f"{n}: {m}")
+    got = gradients(on_device(finite), lambda output: wrap(torch.ones_like(output.raw)))
+    for i, (device_grad, cpu_grad) in enumerate(zip(got, want, strict=True)):
+        torch.testing.assert_close(device_grad.raw, cpu_grad, msg=lambda m, i=i: f"input {i}: {m}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,11 @@ SIZES = {
 }
 # The first of an operator's tensors that would be replicated without ikbo.
 USER_TENSOR = {"linear": "x_user", "lce": "e_user", "bmm": "a_user", "target_attention": "k"}
-TRANSPOSED = {"transpose_a": True, "transpose_b": True}
+FURTHER_OPTIONS = {
+    "lce": ({"parts": 3},),
+    "bmm": ({"transpose_a": True, "transpose_b": True},),
+    "target_attention": ({"masks": True},),
+}
 CASES = [
     case(op, dtype, index, "contiguous", {"U": users, "B": candidates, **sizes}, **options)
     for op, sizes in SIZES.items()
@@ -39,7 +43,7 @@ CASES = [
     )
     for options in (
         *({"linear": ({"activation": "gelu"},)}.get(op, ({},))),
-        *({"bmm": (TRANSPOSED,), "target_attention": ({"masks": True},)}.get(op, ())),
+        *(FURTHER_OPTIONS.get(op, ())),
     )
     # A mask on rows that do not exist is not a case.
     if candidates or "masks" not in options
@@ -80,6 +84,16 @@ def test_nothing_is_replicated(this: Case, runs: dict[str, Any]) -> None:
     for operator, sizes in run["forward"] + run["backward"]:
         # A block of candidates takes U of them, or B / 64.
         assert math.prod(sizes) * 4 <= replicated_elements(this), f"{operator} made {sizes}"
+
+
+@pytest.mark.parametrize(
+    "this", [c for c in CASES if "parts" in dict(c.options)], ids=lambda c: c.id
+)
+def test_parts_are_never_joined(this: Case, runs: dict[str, Any]) -> None:
+    joined = math.prod(this.shape("e_cand"))
+    for operator, sizes in runs[this.id]["forward"]:
+        assert "cat" not in operator
+        assert math.prod(sizes) < joined or joined == 0, f"{operator} made {sizes}"
 
 
 @pytest.mark.parametrize("op", ["linear", "lce"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import ikbo
 from ikbo import ops
@@ -26,25 +27,39 @@ CASES = {
         "contiguous",
         {"U": 5, "B": 12, "K_user": 7, "K_cand": 6, "M": 4, "N": 8},
     ),
+    "lce.list": case(
+        "lce",
+        "fp32",
+        "gaps",
+        "contiguous",
+        {"U": 5, "B": 12, "K_user": 7, "K_cand": 6, "M": 4, "N": 8},
+        parts=3,
+    ),
     "bmm": case("bmm", "fp32", "gaps", "contiguous", {"U": 5, "B": 12, "P": 4, "R": 6, "N": 8}),
 }
 EVERY_OP = pytest.mark.parametrize("this", CASES.values(), ids=CASES.keys())
 
 
 def finite_inputs(this: Case) -> dict[str, Any]:
-    return {
-        name: value.nan_to_num() if value.is_floating_point() else value
-        for name, value in make_inputs(this).items()
-    }
+    return pytree.tree_map(
+        lambda t: t.nan_to_num() if t.is_floating_point() else t, make_inputs(this)
+    )
+
+
+def requiring_grad(inputs: dict[str, Any]) -> list[Tensor]:
+    """The floating-point tensors among the inputs, made to require gradients."""
+    return [t.requires_grad_() for t in pytree.tree_leaves(inputs) if t.is_floating_point()]
 
 
 def operator_of(this: Case) -> Any:
-    return getattr(torch.ops.ikbo, this.op).default
+    overloads = getattr(torch.ops.ikbo, this.op)
+    return overloads.list if "parts" in dict(this.options) else overloads.default
 
 
 def test_every_op_is_covered() -> None:
-    # target_attention has two results and a file of its own.
-    assert {*CASES, "target_attention"} == set(ops.__all__)
+    # target_attention has two results, prepack no index; each has a file of its own.
+    named = {this.op for this in CASES.values()}
+    assert {*named, "target_attention", "prepack"} == set(ops.__all__)
 
 
 @pytest.mark.parametrize("name", ops.__all__)
@@ -62,9 +77,7 @@ def test_signature_is_the_schema(name: str) -> None:
 @EVERY_OP
 def test_opcheck(this: Case) -> None:
     inputs = finite_inputs(this)
-    for value in inputs.values():
-        if value.is_floating_point():
-            value.requires_grad_()
+    requiring_grad(inputs)
     torch.library.opcheck(operator_of(this), (), inputs)
 
 
@@ -136,14 +149,15 @@ def test_calls_from_several_threads_agree(this: Case) -> None:
 def test_compiled_training_step(this: Case) -> None:
     torch._dynamo.reset()
 
-    def loss(**inputs: Tensor) -> Tensor:
+    def loss(**inputs: Any) -> Tensor:
         return operator_of(this)(**inputs).square().sum()
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True, dynamic=True)
     for num_candidates in (12, 20):
         sizes = {**dict(this.sizes), "B": num_candidates}
-        inputs = finite_inputs(case(this.op, "fp64", "shuffled", "contiguous", sizes))
-        leaves = [v.requires_grad_() for v in inputs.values() if v.is_floating_point()]
+        other = case(this.op, "fp64", "shuffled", "contiguous", sizes, **dict(this.options))
+        inputs = finite_inputs(other)
+        leaves = requiring_grad(inputs)
         got = torch.autograd.grad(compiled(**inputs), leaves)
         for compiled_grad, grad in zip(
             got, torch.autograd.grad(loss(**inputs), leaves), strict=True
@@ -156,7 +170,7 @@ class _Model(torch.nn.Module):
         super().__init__()
         self.operator = operator
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Any) -> Tensor:
         return self.operator(*inputs)
 
 
@@ -165,17 +179,20 @@ def test_export_keeps_users_and_candidates_dynamic(this: Case) -> None:
     inputs = tuple(finite_inputs(this).values())
     users, candidates = torch.export.Dim("U", max=64), torch.export.Dim("B", max=4096)
     by_size = {this.size("U"): {0: users}, this.size("B"): {0: candidates}}
-    shapes = {"inputs": tuple(by_size.get(value.size(0), {}) for value in inputs)}
+    shapes = {"inputs": pytree.tree_map(lambda t: by_size.get(t.size(0), {}), inputs)}
     program = torch.export.export(_Model(operator_of(this)), inputs, dynamic_shapes=shapes)
     for num_users, num_candidates in ((1, 1), (1, 9), (7, 30)):
         sizes = {**dict(this.sizes), "U": num_users, "B": num_candidates}
-        other = make_inputs(case(this.op, this.dtype, "shuffled", this.layout, sizes)).values()
+        options = dict(this.options)
+        other = make_inputs(
+            case(this.op, this.dtype, "shuffled", this.layout, sizes, **options)
+        ).values()
         assert torch.equal(program.module()(*other), operator_of(this)(*other))
 
 
 @EVERY_OP
 def test_fake_refuses_what_the_kernel_refuses(this: Case) -> None:
-    inputs = {name: value.to("meta") for name, value in make_inputs(this).items()}
+    inputs = pytree.tree_map(lambda t: t.to("meta"), make_inputs(this))
     inputs["cand_to_user"] = inputs["cand_to_user"].expand(2, -1)
     with pytest.raises(RuntimeError, match=rf"{this.op}: cand_to_user must have rank 1, \[B\]"):
         operator_of(this)(**inputs)

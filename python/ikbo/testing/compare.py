@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ikbo.testing.inputs import DTYPES, Case
 
@@ -49,10 +50,7 @@ def check_against_reference(
     sums in fp32 or better and one rounding at the end.
     """
     dtype = DTYPES[this.dtype]
-    on_cpu = {
-        name: value.cpu() if isinstance(value, Tensor) else value
-        for name, value in arguments.items()
-    }
+    on_cpu = pytree.tree_map_only(Tensor, Tensor.cpu, arguments)
     truth = _as_tuple(reference(**converted(on_cpu, torch.float64)))
     same_dtype = _as_tuple(reference(**on_cpu))
     terms = _as_tuple(reference(**_absolute(converted(on_cpu, torch.float64))))
@@ -107,7 +105,9 @@ def _absolute(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    return function(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+    return pytree.tree_map_only(
+        Tensor, lambda t: function(t) if t.is_floating_point() else t, value
+    )
 
 
 def _as_tuple(value: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:

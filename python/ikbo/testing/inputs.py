@@ -138,7 +138,10 @@ def generator_of(this: Case) -> torch.Generator:
 
 
 def make_inputs(this: Case, device: str = "cpu") -> dict[str, Any]:
-    """The arguments of one call by name: float tensors, ``cand_to_user``, then the options."""
+    """The arguments of one call by name: float tensors, ``cand_to_user``, then the options.
+
+    The option ``parts`` is none of the operator's: it makes ``e_cand`` a list of so many views.
+    """
     generator = generator_of(this)
     num_users, num_candidates = this.size("U"), this.size("B")
     pattern = INDEX_PATTERNS[this.index]
@@ -155,7 +158,18 @@ def make_inputs(this: Case, device: str = "cpu") -> dict[str, Any]:
             value[idle] = math.nan
         arguments[name] = in_layout(value.to(DTYPES[this.dtype]), this.layout).to(device)
     arguments["cand_to_user"] = in_layout(cand_to_user, this.layout).to(device)
-    return {**arguments, **dict(this.options)}
+    options = dict(this.options)
+    if "parts" in options:
+        arguments["e_cand"] = in_parts(arguments["e_cand"], options.pop("parts"))
+    return {**arguments, **options}
+
+
+def in_parts(e_cand: Tensor, num_parts: int) -> list[Tensor]:
+    """Views of ``[B, K_cand, N]`` along K_cand: the first of one row, the last with the rest."""
+    rows = e_cand.size(1)
+    width = max(1, rows // num_parts)
+    bounds = [min(rows, 1 + width * i) for i in range(num_parts - 1)]
+    return list(e_cand.tensor_split(bounds, dim=1))
 
 
 def in_layout(value: Tensor, layout: str) -> Tensor:
@@ -173,7 +187,9 @@ def in_layout(value: Tensor, layout: str) -> Tensor:
 def _option(text: str) -> Any:
     if text in ("True", "False"):
         return text == "True"
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return text

@@ -58,16 +58,16 @@ def parse(text: str) -> tuple[list[Kernel], list[str]]:
     return kernels, complaints
 
 
-def cuda_objects(build: Path) -> dict[Path, Path]:
-    """Source to object of the kernels that the build compiles."""
+def cuda_objects(build: Path) -> list[tuple[Path, Path]]:
+    """Source and object of the kernels that the build compiles."""
     kernels = Path(__file__).resolve().parent.parent / "src" / "kernels"
-    objects = {}
+    objects = []
     for entry in json.loads((build / "compile_commands.json").read_text()):
         source = Path(entry["file"])
         if source.suffix == ".cu" and kernels in source.parents:
             command = shlex.split(entry["command"])
-            objects[source] = build / command[command.index("-o") + 1]
-    return objects
+            objects.append((source, build / command[command.index("-o") + 1]))
+    return sorted(objects)
 
 
 def demangled(names: list[str]) -> list[str]:
@@ -97,7 +97,7 @@ def check(build: Path) -> tuple[list[Kernel], list[str]]:
     """Every kernel of the build, and what is wrong, one line each."""
     kernels: list[Kernel] = []
     violations = []
-    for source, obj in sorted(cuda_objects(build).items()):
+    for source, obj in cuda_objects(build):
         log = obj.with_name(f"{obj.name}.ptxas")
         if not log.is_file():
             violations.append(f"{source}: not compiled in {build}: no {log.name}; build it first")

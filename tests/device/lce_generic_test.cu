@@ -49,8 +49,8 @@ struct GenericCase {
 
 // [batch, rows, columns] in device memory.
 struct Operand {
-  std::array<std::int64_t, 3> sizes;
-  std::array<std::int64_t, 3> strides;
+  std::int64_t sizes[3];
+  std::int64_t strides[3];
   DType dtype;
   void* data;
 };
@@ -117,18 +117,21 @@ class OperandMemory {
  public:
   OperandMemory(std::array<std::int64_t, 3> sizes, Layout layout, DType dtype, std::uint64_t seed) {
     const auto [batch, rows, columns] = sizes;
-    operand_ = {sizes, {rows * columns, columns, 1}, dtype, nullptr};
+    std::array<std::int64_t, 3> strides{rows * columns, columns, 1};
     if (layout == Layout::kPaddedOdd || layout == Layout::kPaddedEven) {
       const std::int64_t row =
           layout == Layout::kPaddedOdd ? columns + columns % 2 + 1 : (columns + 7) / 8 * 8 + 8;
-      operand_.strides = {rows * row, row, 1};
+      strides = {rows * row, row, 1};
     }
-    if (layout == Layout::kTransposed) operand_.strides = {rows * columns, 1, rows};
-    if (layout == Layout::kStrided) operand_.strides = {rows * columns * 2, columns * 2, 2};
+    if (layout == Layout::kTransposed) strides = {rows * columns, 1, rows};
+    if (layout == Layout::kStrided) strides = {rows * columns * 2, columns * 2, 2};
     const std::int64_t shift = layout == Layout::kShifted ? 1 : 0;
-    const std::int64_t elements = batch * operand_.strides[0] + shift;
+    const std::int64_t elements = batch * strides[0] + shift;
     buffer_ = std::make_unique<GuardedBuffer>(static_cast<std::size_t>(elements) * size_of(dtype));
-    operand_.data = buffer_->data<char>() + shift * static_cast<std::int64_t>(size_of(dtype));
+    operand_ = {{batch, rows, columns},
+                {strides[0], strides[1], strides[2]},
+                dtype,
+                buffer_->data<char>() + shift * static_cast<std::int64_t>(size_of(dtype))};
     fill_kernel<<<512, 256>>>(operand_, seed);
   }
   const Operand& operand() const { return operand_; }

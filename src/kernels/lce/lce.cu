@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ikbo/lce.h"
+#include "kernels/host/index_check.h"
 #include "kernels/host/launch.h"
 #include "kernels/lce/lce_generic.h"
 #include "kernels/lce/lce_layout.h"
@@ -99,6 +100,7 @@ void lce_pack(const void* w, std::int64_t stride_m, std::int64_t stride_k, int m
 void lce(const LceParams& params, const LceConfig& config, const DeviceLimits& limits,
          Stream stream) {
   if (params.num_candidates == 0 || params.m == 0 || params.n == 0) return;
+  host::check_indices("lce", params.cand_to_user, params.num_candidates, params.num_users, stream);
   if (config.kernel == LceKernel::kSm90) {
     lce_impl::run_sm90(params, config, limits, stream);
   } else {

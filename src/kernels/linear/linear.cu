@@ -5,6 +5,7 @@
 
 #include "ikbo/linear.h"
 #include "kernels/device/ptx_tma.cuh"
+#include "kernels/host/index_check.h"
 #include "kernels/host/launch.h"
 #include "kernels/linear/linear_generic.h"
 #include "kernels/linear/linear_layout.h"
@@ -126,6 +127,8 @@ void run_sm90(const LinearParams& p, const LinearConfig& config, const DeviceLim
 void linear(const LinearParams& params, const LinearConfig& config, const DeviceLimits& limits,
             Stream stream) {
   if (params.num_candidates == 0 || params.m == 0) return;
+  host::check_indices("linear", params.cand_to_user, params.num_candidates, params.num_users,
+                      stream);
   if (config.kernel == LinearKernel::kSm90) {
     linear_impl::run_sm90(params, config, limits, stream);
   } else {

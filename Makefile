@@ -47,6 +47,7 @@ fuzz: env  ## the fuzz targets, ten minutes each; FUZZ_SECONDS=N for another tim
 	ctest --test-dir build/sanitize -j 2 -L fuzz --output-on-failure --no-tests=error
 
 test-python: setup  ## Python tests
+	@tools/setup.sh sanitize-replay
 	@printf '\n== Python tests\n'
 	$(PY) -m pytest -q
 
@@ -59,9 +60,10 @@ lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
 format: env  ## rewrite the sources as the formatters want them
 	@tools/lint.sh --fix
 
-bench: setup  ## measure the operators and the training on this machine, into bench/results/
+bench: setup  ## measure operators, training and the served demo here, into bench/results/
 	$(PY) bench/bench_ops_cpu.py
 	$(PY) bench/bench_training.py
+	$(PY) -m examples.movielens --results
 
 check-results: env  ## list the files of bench/results/ that are older than the code they measure
 	$(PY) tools/check_results.py

@@ -5,6 +5,7 @@
 #   venv     .venv with the packages of requirements/dev.txt, and ikbo itself from python/
 #   build    the C++ build, build/cpu; with nvcc also build/sm90
 #   sanitize the C++ build of runtime, server and fuzz targets under ASan and UBSan, build/sanitize
+#   sanitize-replay  ikbo-replay under both, with PyTorch, build/sanitize-replay
 # usage: tools/setup.sh [STEP...]     system, venv and build when none is named
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -121,10 +122,12 @@ step_build() {
 
 step_sanitize() { build_preset sanitize; }
 
+step_sanitize-replay() { build_preset sanitize-replay; }
+
 [ $# -gt 0 ] || set -- system venv build
 for step in "$@"; do
   case $step in
-    system | venv | build | sanitize) "step_$step" ;;
-    *) fail "unknown step '$step'; steps: system venv build sanitize" ;;
+    system | venv | build | sanitize | sanitize-replay) "step_$step" ;;
+    *) fail "unknown step '$step'; steps: system venv build sanitize sanitize-replay" ;;
   esac
 done

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole way of one ranking model: data, training, transform, package, C++ server, comparison.
 
-Everything lands in `build/demo/`; what is there already and still fits is not made again.
+Everything lands in `build/demo/`; what is there already and still fits is not made again. With
+`--results` the latencies are also written to `bench/results/`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -30,6 +32,7 @@ from examples.movielens.serving import Client, encode, running_server
 from examples.movielens.split import replicate
 from examples.movielens.train import make_batch
 from ikbo._load import ops_library_path
+from ikbo.testing.bench import write_results
 
 SERVER = REPOSITORY / "build" / "cpu" / "bin" / "ikbo-server"
 THREADS = 2
@@ -40,6 +43,11 @@ LOADED_ROUNDS = 3
 MIN_SPEEDUP = {"replicated": 6.0, "split": 1.35}
 MAX_USER_SHARE = 0.8
 MAX_DIFFERENCE = 1e-4  # of logits of a few units: fp32 sums in another order
+RESULT_SOURCES = [
+    "examples/movielens/*.py",
+    *(f"python/ikbo/{name}" for name in ("_inductor.py", "package.py", "transform/**/*.py")),
+    *(f"src/{folder}/*" for folder in ("cpu", "torch_ops", "runtime", "server")),
+]
 LABELS = {
     "replicated": "unmodified net, replicated",
     "split": "hand-split net",
@@ -156,6 +164,18 @@ def summarise(
     }
 
 
+def result_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of `bench/results/movielens-demo-cpu.json`: latencies, ours against the other two."""
+    rows = []
+    for num_clients, figures in ((1, summary), (NUM_CLIENTS, summary["loaded"])):
+        for name in ("p50", "p99"):
+            latency = dict(figures[f"{name}_ms"])
+            case = {"figure": name, "clients": num_clients, "candidates": NUM_CANDIDATES}
+            ours = latency.pop("ikbo")
+            rows.append({"case": case, "unit": "ms", "ours": ours, "peers": latency})
+    return rows
+
+
 def failures(summary: Mapping[str, Any]) -> list[str]:
     """What the demo must show and did not."""
     found = []
@@ -181,6 +201,11 @@ def failures(summary: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.movielens", description=__doc__.split("\n", 1)[0]
+    )
+    parser.add_argument("--results", action="store_true", help="write bench/results/ as well")
+    arguments = parser.parse_args()
     # Of torch.export's own making: it copies its own tree specs.
     warnings.filterwarnings("ignore", "`isinstance", FutureWarning)
     torch.set_num_threads(THREADS)
@@ -218,6 +243,9 @@ def main() -> int:
     report = paths["ikbo"].with_suffix(".report.txt")
     print(f"\nWhat the transformation did: {report.relative_to(REPOSITORY)}")
     print(f"The figures: {target.relative_to(REPOSITORY)}")
+    if arguments.results:
+        written = write_results("movielens-demo", result_rows(summary), sources=RESULT_SOURCES)
+        print(f"The latencies: {written.relative_to(REPOSITORY)}")
     missed = failures(summary)
     for text in missed:
         print(f"FAILED: {text}", file=sys.stderr)

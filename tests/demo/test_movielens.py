@@ -14,6 +14,7 @@ from torch import Tensor
 
 from examples.movielens import data as movielens
 from examples.movielens import serving
+from examples.movielens.demo import result_rows, summarise
 from examples.movielens.flops import flops_per_candidate
 from examples.movielens.measure import Answers
 from examples.movielens.model import Ranker
@@ -237,3 +238,20 @@ def test_a_wrong_answer_is_noticed() -> None:
     answers = Answers()
     answers.ask(Wrong(), Exchange(b"", {}, {"watch": np.array([1.0, 2.0])}))  # type: ignore
     assert np.isnan(answers.max_abs_diff)
+
+
+def test_results_hold_each_contestants_latency() -> None:
+    slowness = {"replicated": 30.0, "split": 20.0, "ikbo": 10.0}
+
+    def answers(scale: float) -> dict[str, Answers]:
+        return {name: Answers([scale * x] * 99 + [5e3], 0.0, 1.0) for name, x in slowness.items()}
+
+    rows = result_rows(summarise({}, answers(1), answers(4)))
+    figures = {(row["case"]["figure"], row["case"]["clients"]): row for row in rows}
+    assert len(figures) == len(rows) == 4
+    for clients, scale in ((1, 1), (4, 4)):
+        row = figures["p50", clients]
+        assert row["ours"] == 10 * scale
+        assert row["peers"] == {"replicated": 30 * scale, "split": 20 * scale}
+        assert row["unit"] == "ms"
+        assert figures["p99", clients]["ours"] > row["ours"]

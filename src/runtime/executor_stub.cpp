@@ -21,29 +21,10 @@
 namespace ikbo::runtime {
 namespace {
 
-// Calls `visit` with a value of the C++ type of `dtype`.
 template <typename Visit>
 void with_type(DType dtype, const Visit& visit) {
-  switch (dtype) {
-    case DType::kBool:
-      return visit(bool{});
-    case DType::kUInt8:
-      return visit(std::uint8_t{});
-    case DType::kInt8:
-      return visit(std::int8_t{});
-    case DType::kInt16:
-      return visit(std::int16_t{});
-    case DType::kInt32:
-      return visit(std::int32_t{});
-    case DType::kInt64:
-      return visit(std::int64_t{});
-    case DType::kFloat32:
-      return visit(float{});
-    case DType::kFloat64:
-      return visit(double{});
-    default:
-      IKBO_CHECK(false, "stub executor: dtype ", name_of(dtype), " is not supported");
-  }
+  IKBO_CHECK(with_native_type(dtype, visit), "stub executor: dtype ", name_of(dtype),
+             " is not supported");
 }
 
 template <typename T>

@@ -17,31 +17,11 @@ namespace {
 using simdjson::dom::array;
 using simdjson::dom::element;
 
-// Calls `visit` with a value of the C++ type that holds `dtype`.
 template <typename Visit>
-void with_json_type(DType dtype, Visit&& visit) {
-  switch (dtype) {
-    case DType::kBool:
-      return visit(bool{});
-    case DType::kUInt8:
-      return visit(std::uint8_t{});
-    case DType::kInt8:
-      return visit(std::int8_t{});
-    case DType::kInt16:
-      return visit(std::int16_t{});
-    case DType::kInt32:
-      return visit(std::int32_t{});
-    case DType::kInt64:
-      return visit(std::int64_t{});
-    case DType::kFloat32:
-      return visit(float{});
-    case DType::kFloat64:
-      return visit(double{});
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      break;
+void with_json_type(DType dtype, const Visit& visit) {
+  if (!runtime::with_native_type(dtype, visit)) {
+    IKBO_UNREACHABLE("dtype without a JSON form");
   }
-  IKBO_UNREACHABLE("dtype without a JSON form");
 }
 
 template <typename T>

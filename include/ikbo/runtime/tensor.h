@@ -35,4 +35,40 @@ struct Tensor {
   TensorView view() const { return {dtype, shape, data, bytes}; }
 };
 
+// Calls `visit` with a value of the C++ type that holds `dtype`. False, without a call, for float16
+// and bfloat16, which C++20 has no type for.
+template <typename Visit>
+bool with_native_type(DType dtype, const Visit& visit) {
+  switch (dtype) {
+    case DType::kBool:
+      visit(bool{});
+      return true;
+    case DType::kUInt8:
+      visit(std::uint8_t{});
+      return true;
+    case DType::kInt8:
+      visit(std::int8_t{});
+      return true;
+    case DType::kInt16:
+      visit(std::int16_t{});
+      return true;
+    case DType::kInt32:
+      visit(std::int32_t{});
+      return true;
+    case DType::kInt64:
+      visit(std::int64_t{});
+      return true;
+    case DType::kFloat32:
+      visit(float{});
+      return true;
+    case DType::kFloat64:
+      visit(double{});
+      return true;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return false;
+  }
+  IKBO_UNREACHABLE("DType");
+}
+
 }  // namespace ikbo::runtime

@@ -5,19 +5,20 @@
 |---|---|
 | `expand` | its input is realised at U, then gathered; the gather fuses into what reads it |
 | `linear`, fp32 | GEMM at U, GEMM at B, gather, add, activation; the last three fuse |
-| `lce`, fp32, CPU | likewise |
 | all others | our kernel |
 
 Why `expand` needs its own lowering: Inductor inlines the arithmetic that produces a value into
 every loop that reads it, so a plain `index_select` of a user value recomputes user-only work for
 every candidate.
 
-Why the plain form of `linear` and `lce`: weights are constants of a package, so Inductor prepacks
-them for oneDNN, and what follows the GEMMs fuses. Measured in packages of torch 2.11.0 on 2 cores
-of an AMD EPYC (AVX-512), 2026-11: `linear` (B=1024, ratio 64, K 1178 + 866, M 512) 2.2 ms, our
-kernel over MKL 4.8; `lce` (B=256, ratio 64, same K, M 433, N 64) 52-58 ms, ours 68-74.
+Why the plain form of `linear`: weights are constants of a package, so Inductor prepacks them for
+oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it (`inside: package`)
+with our kernel. In 16 bits it would round each GEMM's result; our kernel sums in fp32 and rounds
+once.
 
-In 16 bits the plain form would round each GEMM's result; our kernel sums in fp32 and rounds once.
+`lce` stays whole. As one GEMM over B x N rows it would need its candidates transposed, a temporary
+of their size. Above 32 MiB glibc maps that anew at each run, with a page fault for every 4 KiB, so
+that its time is that of the machine's page faults; our kernel has no such temporary.
 """
 
 from __future__ import annotations
@@ -98,7 +99,6 @@ def lower_operators(program: ExportedProgram) -> ExportedProgram:
     """Replaces the ikbo operators that a package is faster without; keeps the others whole."""
     table: dict[Any, Callable[..., Any]] = {
         torch.ops.ikbo.linear.default: _linear,
-        torch.ops.ikbo.lce.default: _lce,
     }
     return program.run_decompositions(table)
 
@@ -160,34 +160,9 @@ def _linear(
     user = torch.nn.functional.linear(x_user, w_user, bias)
     cand = torch.mm(x_cand, w_cand.t())
     # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would turn it into an addmm
-    # and write the gathered users at B for it: 2.57 ms instead of 2.39 (B=1024, M=512, K 1178 +
-    # 866).
+    # and write the gathered users at B for it: one more pass over [B, M].
     gathered = torch.ops.ikbo.expand(user, cand_to_user).unsqueeze(1)
     return _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
-
-
-def _lce(
-    e_user: Tensor,
-    e_cand: Tensor,
-    w_user: Tensor,
-    w_cand: Tensor,
-    bias: Tensor | None,
-    cand_to_user: Tensor,
-) -> Any:
-    if e_cand.dtype != torch.float32 or e_cand.device.type != "cpu":
-        return NotImplemented
-    user = _compress(e_user, w_user)
-    if bias is not None:
-        user = user + bias[:, None]
-    mixed = torch.ops.ikbo.expand(user, cand_to_user) + _compress(e_cand, w_cand)
-    return mixed.contiguous()
-
-
-def _compress(e: Tensor, w: Tensor) -> Tensor:
-    """`w[M, K] @ e[b][K, N]` as one GEMM over B x N rows; the transpose fuses into e's producer."""
-    batch, fields, width = e.shape
-    rows = torch.mm(e.transpose(1, 2).reshape(batch * width, fields), w.t())
-    return rows.view(batch, width, w.size(0)).transpose(1, 2)
 
 
 @torch.library.register_fake("ikbo::_realise")

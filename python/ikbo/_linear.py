@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ikbo::linear``: typed call, fake and backward formula. Schema and checks are in C++."""
+"""``ikbo::linear`` and its overload: typed call, fakes, backward formula. Schemas and checks are in
+C++."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ikbo._autograd import Grads, register, segment_sum, wide
+from ikbo._autograd import Grads, refuse, register, segment_sum, wide
 from ikbo._fakes import sizes_by_letter
 
 
@@ -29,7 +30,7 @@ def linear(
         x_user: ``[U, K_user]``; fp64, fp32, bf16 or fp16, any strides.
         x_cand: ``[B, K_cand]``, same dtype, as all that follow.
         w_user: ``[M, K_user]``.
-        w_cand: ``[M, K_cand]``.
+        w_cand: ``[M, K_cand]``, or what `ikbo.prepack` made of it.
         bias: ``[M]``, or None for none.
         cand_to_user: int32 ``[B]``.
         activation: ``none``, ``relu``, ``gelu`` (with erf), ``silu`` or ``sigmoid``.
@@ -39,17 +40,17 @@ def linear(
         after the activation.
 
     Errors:
-        RuntimeError: a wrong dtype, rank, size, device or activation; on the CPU an index value
-        outside ``[0, U)``.
+        RuntimeError: a wrong dtype, rank, size, device or activation, a weight packed for another
+        call; on the CPU an index value outside ``[0, U)``.
 
     Cost: ``2 M (U K_user + B K_cand)`` FLOP; reads each input once, writes ``B M`` elements.
 
-    Notes: differentiable once in every floating-point input; ``gelu`` and ``silu`` repeat the
-    forward product in the backward pass.
+    Notes: differentiable once in every floating-point input, but with a packed weight in none;
+    ``gelu`` and ``silu`` repeat the forward product in the backward pass.
     """
-    return torch.ops.ikbo.linear.default(
-        x_user, x_cand, w_user, w_cand, bias, cand_to_user, activation
-    )
+    operators = torch.ops.ikbo.linear
+    operator = operators.prepacked if w_cand.dtype == torch.uint8 else operators.default
+    return operator(x_user, x_cand, w_user, w_cand, bias, cand_to_user, activation)
 
 
 @torch.library.register_fake("ikbo::linear")
@@ -67,6 +68,28 @@ def _linear_fake(
         x_user=(x_user, "U K_user"),
         x_cand=(x_cand, "B K_cand"),
         w_cand=(w_cand, "M K_cand"),
+        w_user=(w_user, "M K_user"),
+        bias=(bias, "M"),
+        cand_to_user=(cand_to_user, "B"),
+    )
+    return x_cand.new_empty(sizes["B"], sizes["M"])
+
+
+@torch.library.register_fake("ikbo::linear.prepacked")
+def _linear_prepacked_fake(
+    x_user: Tensor,
+    x_cand: Tensor,
+    w_user: Tensor,
+    w_cand_packed: Tensor,
+    bias: Tensor | None,
+    cand_to_user: Tensor,
+    activation: str = "none",
+) -> Tensor:
+    sizes = sizes_by_letter(
+        "linear",
+        x_user=(x_user, "U K_user"),
+        x_cand=(x_cand, "B K_cand"),
+        w_cand_packed=(w_cand_packed, "rows row_bytes"),
         w_user=(w_user, "M K_user"),
         bias=(bias, "M"),
         cand_to_user=(cand_to_user, "B"),
@@ -117,3 +140,4 @@ def _linear_backward(ctx: Any, grad: Tensor) -> Grads:
 
 
 register("linear", _linear_backward, _linear_setup)
+refuse("linear.prepacked")

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// ikbo::linear: schema, checks, registration.
+// ikbo::linear and linear.prepacked: schemas, checks, registration.
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/linear_cpu.h"
 #include "torch_ops/checks.h"
 #include "torch_ops/composite.h"
+#include "torch_ops/packed_weight.h"
 
 namespace ikbo::ops {
 namespace {
+
+constexpr const char* kOp = "linear";
 
 struct LinearArgs {
   const Tensor& x_user;
@@ -18,25 +21,31 @@ struct LinearArgs {
   const Tensor& cand_to_user;
 };
 
-void check_linear(const LinearArgs& args) {
-  constexpr const char* kOp = "linear";
+enum class Weight { kPlain, kPacked };
+
+void check_linear(const LinearArgs& args, Weight form) {
+  const bool is_packed = form == Weight::kPacked;
   const Named x_user{"x_user", args.x_user};
   const Named x_cand{"x_cand", args.x_cand};
   const Named w_user{"w_user", args.w_user};
-  const Named w_cand{"w_cand", args.w_cand};
+  const Named w_cand{is_packed ? "w_cand_packed" : "w_cand", args.w_cand};
   const Named cand_to_user{"cand_to_user", args.cand_to_user};
   const Named bias{"bias", args.bias.has_value() ? *args.bias : args.x_user};
   check_devices(kOp, {x_user, x_cand, w_user, w_cand, bias, cand_to_user});
-  check_float_dtypes(kOp, {x_user, x_cand, w_user, w_cand, bias});
+  check_float_dtypes(kOp, {x_user, x_cand, w_user, is_packed ? w_user : w_cand, bias});
   check_dtype(kOp, cand_to_user, ScalarType::Int);
   check_rank(kOp, x_user, 2, "[U, K_user]");
   check_rank(kOp, x_cand, 2, "[B, K_cand]");
   check_rank(kOp, w_user, 2, "[M, K_user]");
-  check_rank(kOp, w_cand, 2, "[M, K_cand]");
+  if (!is_packed) {
+    check_rank(kOp, w_cand, 2, "[M, K_cand]");
+  }
   check_rank(kOp, cand_to_user, 1, "[B]");
-  const Dim m{"M", args.w_cand.size(0)};
+  const Dim m{"M", (is_packed ? args.w_user : args.w_cand).size(0)};
   check_shape(kOp, w_user, {m, {"K_user", args.x_user.size(1)}});
-  check_shape(kOp, w_cand, {m, {"K_cand", args.x_cand.size(1)}});
+  if (!is_packed) {
+    check_shape(kOp, w_cand, {m, {"K_cand", args.x_cand.size(1)}});
+  }
   check_shape(kOp, cand_to_user, {{"B", args.x_cand.size(0)}});
   if (args.bias.has_value()) {
     check_rank(kOp, bias, 1, "[M]");
@@ -44,20 +53,38 @@ void check_linear(const LinearArgs& args) {
   }
 }
 
-Tensor linear_cpu(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
-                  const Tensor& w_cand, const std::optional<Tensor>& bias,
-                  const Tensor& cand_to_user, const std::string& activation) {
-  check_linear({x_user, x_cand, w_user, w_cand, bias, cand_to_user});
-  return cpu::linear(x_user, x_cand, w_user, w_cand, bias, cand_to_user,
-                     checked_activation("linear", activation));
+Tensor run_cpu(const LinearArgs& args, Activation activation) {
+  return cpu::linear(args.x_user, args.x_cand, args.w_user, args.w_cand, args.bias,
+                     args.cand_to_user, activation);
 }
 
-Tensor linear_composite(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
-                        const Tensor& w_cand, const std::optional<Tensor>& bias,
+Tensor run_composite(const LinearArgs& args, Activation activation) {
+  return composite::linear(args.x_user, args.x_cand, args.w_user, args.w_cand, args.bias,
+                           args.cand_to_user, activation);
+}
+
+// One entry per schema, for the implementation of each device.
+using Run = Tensor (*)(const LinearArgs&, Activation);
+
+template <Run run>
+Tensor linear_plain(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
+                    const Tensor& w_cand, const std::optional<Tensor>& bias,
+                    const Tensor& cand_to_user, const std::string& activation) {
+  const LinearArgs args{x_user, x_cand, w_user, w_cand, bias, cand_to_user};
+  check_linear(args, Weight::kPlain);
+  return run(args, checked_activation(kOp, activation));
+}
+
+template <Run run>
+Tensor linear_prepacked(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
+                        const Tensor& w_cand_packed, const std::optional<Tensor>& bias,
                         const Tensor& cand_to_user, const std::string& activation) {
-  check_linear({x_user, x_cand, w_user, w_cand, bias, cand_to_user});
-  return composite::linear(x_user, x_cand, w_user, w_cand, bias, cand_to_user,
-                           checked_activation("linear", activation));
+  check_linear({x_user, x_cand, w_user, w_cand_packed, bias, cand_to_user}, Weight::kPacked);
+  const PackedWeight weight = open_packed(
+      kOp, w_cand_packed,
+      packed_format(x_user.device(), x_user.scalar_type(), w_user.size(0), {x_cand.size(1)}));
+  return run({x_user, x_cand, w_user, weight.blocks.front(), bias, cand_to_user},
+             checked_activation(kOp, activation));
 }
 
 }  // namespace
@@ -66,12 +93,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ikbo, m) {
   m.def(
       "linear(Tensor x_user, Tensor x_cand, Tensor w_user, Tensor w_cand, Tensor? bias, "
       "Tensor cand_to_user, str activation=\"none\") -> Tensor");
+  m.def(
+      "linear.prepacked(Tensor x_user, Tensor x_cand, Tensor w_user, Tensor w_cand_packed, "
+      "Tensor? bias, Tensor cand_to_user, str activation=\"none\") -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) { m.impl("linear", TORCH_BOX(&linear_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) {
+  m.impl("linear", TORCH_BOX(&linear_plain<&run_cpu>));
+  m.impl("linear.prepacked", TORCH_BOX(&linear_prepacked<&run_cpu>));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CompositeExplicitAutograd, m) {
-  m.impl("linear", TORCH_BOX(&linear_composite));
+  m.impl("linear", TORCH_BOX(&linear_plain<&run_composite>));
+  m.impl("linear.prepacked", TORCH_BOX(&linear_prepacked<&run_composite>));
 }
 
 }  // namespace ikbo::ops

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory: no operator builds its user operand at candidate size, forward or backward.
+"""Peak memory: no operator builds its user operand at candidate size, forward or backward, and a
+list of candidate embeddings is never joined.
 
 The operators run in a process whose malloc returns what is freed; Linux' high-water mark of
 resident memory is reset before each call. That sees every allocation that is touched, PyTorch's and
@@ -110,7 +111,30 @@ def _measure() -> dict[str, int]:
                 peaks[f"{name} {dtype} {kind} backward"] = peak_of(
                     lambda op=operator, a=arguments: _with_gradients(op, a)
                 )
+            if name == "lce":
+                peaks |= _peaks_of_lists(inputs | {"cand_to_user": index}, dtype)
     return peaks
+
+
+def _peaks_of_lists(inputs: dict[str, Tensor], dtype: str) -> dict[str, int]:
+    """Peaks of lce on parts with other rows between them, REPLICATED_MIB together in fp32."""
+    import ikbo
+
+    table = torch.randn(B, 540, 16).to(getattr(torch, dtype))
+    parts = [table[:, :170], table[:, 180:351], table[:, 360:531]]
+    w_cand = torch.randn(8, 512).to(table.dtype)
+
+    def call(e_cand: Any, w: Tensor = w_cand) -> Any:
+        return ikbo.lce(**{**inputs, "e_cand": e_cand, "w_cand": w})
+
+    with torch.no_grad():
+        packed = ikbo.prepack(w_cand, [170, 171, 171])
+        call(parts)  # starts the threads and their pools
+        return {
+            f"lce {dtype} list": peak_of(lambda: call(parts)),
+            f"lce {dtype} packed": peak_of(lambda: call(parts, packed)),
+            f"lce {dtype} joined": peak_of(lambda: call(torch.cat(parts, dim=1))),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +180,14 @@ def test_peak_memory(peaks: dict[str, int], name: str, dtype: str, phase: str) -
 @EVERY_CASE
 def test_replication_is_caught(peaks: dict[str, int], name: str, dtype: str, phase: str) -> None:
     assert peaks[f"{name} {dtype} replicated {phase}"] > allowed(name, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["list", "packed"])
+def test_a_list_is_never_joined(peaks: dict[str, int], dtype: str, kind: str) -> None:
+    limit = allowed("lce", dtype)
+    assert peaks[f"lce {dtype} {kind}"] < limit
+    assert peaks[f"lce {dtype} joined"] > limit
 
 
 if __name__ == "__main__":

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from ikbo import ops
 from ikbo.candidate_index import CandidateIndex, as_cand_to_user
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Expand(torch.nn.Module):
@@ -30,7 +36,7 @@ class Expand(torch.nn.Module):
 
 class _SplitLinear(torch.nn.Linear):
     """A `torch.nn.Linear` over K_user + K_cand inputs, the user's first, whose weight is read in
-    two parts."""
+    two parts, the candidate's also from a packed copy."""
 
     def __init__(
         self,
@@ -50,6 +56,10 @@ class _SplitLinear(torch.nn.Linear):
         super().__init__(k_user + k_cand, out_features, bias=bias, device=device, dtype=dtype)
         self.k_user = k_user
         self.k_cand = k_cand
+        self.w_cand_packed: Tensor | None
+        self.register_buffer("w_cand_packed", None, persistent=False)
+        self._packed_parts: list[int] = []
+        self._packed_from: tuple[int, ...] = ()
 
     @property
     def w_user(self) -> Tensor:
@@ -60,6 +70,43 @@ class _SplitLinear(torch.nn.Linear):
     def w_cand(self) -> Tensor:
         """The columns of the weight that meet the candidate's part, `[M, K_cand]` (a view)."""
         return self.weight[:, self.k_user :]
+
+    def _pack(self, k_parts: Sequence[int]) -> None:
+        with torch.no_grad():
+            self.w_cand_packed = ops.prepack(self.w_cand, k_parts)
+        self._packed_parts, self._packed_from = list(k_parts), self._weight_version()
+
+    def _pack_again(self) -> None:
+        if self.w_cand_packed is not None:
+            self._pack(self._packed_parts)
+
+    def _weight_version(self) -> tuple[int, ...]:
+        """Changes with the weight. Inference tensors do not count their changes."""
+        weight = self.weight
+        return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+
+    def _weight_for_call(self) -> Tensor:
+        """`w_cand` as the operator should take it: packed where that is wanted and possible."""
+        if self.w_cand_packed is None or (torch.is_grad_enabled() and self.weight.requires_grad):
+            return self.w_cand
+        if not torch.compiler.is_compiling() and self._packed_from != self._weight_version():
+            self._pack_again()
+        return self.w_cand_packed
+
+    def train(self, mode: bool = True) -> Self:
+        """As `torch.nn.Module.train`; training drops the packed weight."""
+        if mode:
+            self.w_cand_packed = None
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._pack_again()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._pack_again()
 
     def extra_repr(self) -> str:
         return (
@@ -113,10 +160,19 @@ class Linear(_SplitLinear):
         Errors: as `ikbo.linear`.
         Cost: `2 M (U K_user + B K_cand)` FLOPs; see `ikbo.linear`.
         """
-        index = as_cand_to_user(cand_to_user)
-        return ops.linear(
-            x_user, x_cand, self.w_user, self.w_cand, self.bias, index, self.activation
-        )
+        w_cand, index = self._weight_for_call(), as_cand_to_user(cand_to_user)
+        return ops.linear(x_user, x_cand, self.w_user, w_cand, self.bias, index, self.activation)
+
+    def prepack(self) -> Self:
+        """Packs the candidate's weight for inference, see `ikbo.prepack`; returns the module.
+
+        The packed weight is used where no gradient of the weight is asked for. The state dict stays
+        as it is. `train()` drops it; `to()`, `load_state_dict` and in eager mode any call after a
+        change of the weight pack it again. What changes `weight.data` is not seen, nor is, by a
+        compiled module, any change but these.
+        """
+        self._pack([self.k_cand])
+        return self
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation!r}"
@@ -142,18 +198,30 @@ class LinearCompression(_SplitLinear):
     """
 
     def forward(  # type: ignore[override]  # one input more than the plain module
-        self, e_user: Tensor, e_cand: Tensor, cand_to_user: CandidateIndex | Tensor
+        self,
+        e_user: Tensor,
+        e_cand: Tensor | Sequence[Tensor],
+        cand_to_user: CandidateIndex | Tensor,
     ) -> Tensor:
         """Applies the layer.
 
         Args:
             e_user: `[U, K_user, N]`.
-            e_cand: `[B, K_cand, N]`, same dtype.
+            e_cand: `[B, K_cand, N]`, same dtype; or a list of tensors `[B, K_i, N]` in place of
+                their concatenation, read where they lie.
             cand_to_user: the index.
         Returns: `[B, M, N]`.
         Errors: as `ikbo.lce`.
         Cost: `2 M N (U K_user + B K_cand)` FLOPs; see `ikbo.lce`.
         """
-        return ops.lce(
-            e_user, e_cand, self.w_user, self.w_cand, self.bias, as_cand_to_user(cand_to_user)
-        )
+        w_cand, index = self._weight_for_call(), as_cand_to_user(cand_to_user)
+        return ops.lce(e_user, e_cand, self.w_user, w_cand, self.bias, index)
+
+    def prepack(self, k_cand: Sequence[int] | None = None) -> Self:
+        """As `Linear.prepack`.
+
+        Args:
+            k_cand: the K_i of the list that `forward` will get; None for one tensor.
+        """
+        self._pack([self.k_cand] if k_cand is None else k_cand)
+        return self

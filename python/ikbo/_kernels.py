@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from ikbo._manifest import DTYPE_NAMES, KernelRun, OpSchema
 
@@ -20,7 +21,8 @@ _TORCH_NAMESPACES = ("aten", "prim", "prims")
 
 @dataclass(frozen=True)
 class _Query:
-    """How the sizes that choose an operator's kernel are read off its arguments."""
+    """How the sizes that choose an operator's kernel are read off its arguments, of which the
+    candidate's may be a list."""
 
     user: str
     cand: str
@@ -33,20 +35,25 @@ def _bmm_dims(a: Mapping[str, Any]) -> Sequence[Any]:
     return [inner, rows, columns] if a.get("transpose_a") else [rows, inner, columns]
 
 
+def _lce_dims(a: Mapping[str, Any]) -> Sequence[Any]:
+    k_cand = sum(part.shape[1] for part in pytree.tree_leaves(a["e_cand"]))
+    return [a["w_user"].shape[0], a["e_user"].shape[2], a["e_user"].shape[1], k_cand]
+
+
+_LINEAR = _Query(
+    "x_user",
+    "x_cand",
+    lambda a: [a["w_user"].shape[0], a["x_user"].shape[1], a["x_cand"].shape[1]],
+)
+_LCE = _Query("e_user", "e_cand", _lce_dims)
+
 # Dims in the order of `ikbo::_select_kernel`.
 _QUERIES = {
-    "ikbo::linear": _Query(
-        "x_user",
-        "x_cand",
-        lambda a: [a["w_user"].shape[0], a["x_user"].shape[1], a["x_cand"].shape[1]],
-    ),
-    "ikbo::lce": _Query(
-        "e_user",
-        "e_cand",
-        lambda a: [
-            a["w_user"].shape[0], a["e_user"].shape[2], a["e_user"].shape[1], a["e_cand"].shape[1]
-        ],
-    ),
+    "ikbo::linear": _LINEAR,
+    "ikbo::linear.prepacked": _LINEAR,
+    "ikbo::lce": _LCE,
+    "ikbo::lce.list": _LCE,
+    "ikbo::lce.prepacked": _LCE,
     "ikbo::bmm": _Query("a_user", "b_cand", _bmm_dims),
     "ikbo::target_attention": _Query(
         "k", "q", lambda a: [a["q"].shape[1], a["k"].shape[1], a["q"].shape[2], *a["k"].shape[2:]]
@@ -93,11 +100,8 @@ def kernels_at(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Kern
             continue
         names = [argument.name for argument in node.target._schema.arguments]
         arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        values = {
-            name: value.meta["val"] if isinstance(value, Node) else value
-            for name, value in arguments.items()
-        }
-        cand = values[query.cand]
+        values = torch.fx.map_arg(arguments, lambda node: node.meta["val"])
+        cand = pytree.tree_leaves(values[query.cand])[0]
         kernel = torch.ops.ikbo._select_kernel(
             node.target._opname,
             cand.device.type,

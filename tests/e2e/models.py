@@ -94,6 +94,9 @@ class HandWritten(nn.Module):
         self.w_user = nn.Parameter(flat[: WIDTH * 8].view(WIDTH, 8), False)
         self.w_cand = nn.Parameter(flat[1000 : 1000 + WIDTH * 6].view(WIDTH, 6), False)
         self.register_buffer("exact", torch.randn(4, 8, dtype=torch.float64))
+        self.register_buffer("exact_packed", ikbo.prepack(self.exact[:, :6], [6]))
+        self.register_buffer("w_fields", torch.randn(5, 7))
+        self.register_buffer("fields_packed", ikbo.prepack(self.w_fields[:, 4:], [1, 2]))
 
     def forward(
         self, user: dict[str, Tensor], item: tuple[Tensor, Tensor], cand_to_user: Tensor
@@ -105,12 +108,18 @@ class HandWritten(nn.Module):
         wide = self.broadcast(gate, cand_to_user)[:, :6] * x_cand
         score = ikbo.linear(x_user, x_cand, self.w_user, self.w_cand, None, cand_to_user, "silu")
         exact = ikbo.linear(
-            age.double(), x_cand.double(), self.exact, self.exact[:, :6], None, cand_to_user
+            age.double(), x_cand.double(), self.exact, self.exact_packed, None, cand_to_user
         )
+        e_user, e_cand = age.unflatten(1, (4, 2)), item[0].unflatten(1, (3, 2))
+        parts = [e_cand[:, :1], e_cand[:, 1:]]
+        w_user, w_cand = self.w_fields[:, :4], self.w_fields[:, 4:]
+        fields = ikbo.lce(e_user, parts, w_user, w_cand, None, cand_to_user)
+        fields_again = ikbo.lce(e_user, parts, w_user, self.fields_packed, None, cand_to_user)
         return {
             "score": score.sum(1),
             "parts": [wide.t().contiguous().t(), item[1] > 0],
             "exact": exact,
+            "fields": fields + torch.relu(fields_again),
             "profile": x_user,
         }
 

@@ -132,8 +132,18 @@ def test_nested_inputs_and_outputs_have_names(hand_written_package: Path) -> Non
         ("parts.0", "float32", (-1, 6), "candidate"),
         ("parts.1", "bool", (-1,), "candidate"),
         ("exact", "float64", (-1, 4), "candidate"),
+        ("fields", "float32", (-1, 5, 2), "candidate"),
         ("profile", "float32", (-1, 8), "user"),
     ]
+
+
+def test_lists_and_packed_weights_are_called_whole(hand_written_package: Path) -> None:
+    """Candidate embeddings in parts, and weights that were packed before, reach our kernels."""
+    manifest = read_manifest(hand_written_package)
+    called = {"ikbo::linear.prepacked", "ikbo::lce.list", "ikbo::lce.prepacked"}
+    assert called <= {op.name for op in manifest.ops}
+    for case in manifest.replay:
+        assert [run.op for run in case.kernels].count("lce") == 2
 
 
 def test_weights_that_are_views_do_not_bloat_the_package(hand_written_package: Path) -> None:

@@ -104,8 +104,10 @@ def _recurrent(x: Any, state: Any, weights: Any, *_: Any, **__: Any) -> Any:
     return sum(2 * steps * _numel(w) for w in weights if len(w) == 2)
 
 
-def _ikbo_linear(xu: Any, xc: Any, wu: Any, wc: Any, *_: Any, **__: Any) -> Any:
-    return 2 * _numel(xu) * wu[0] + 2 * _numel(xc) * wc[0]
+# Both with the candidate's tensor or a list of them, and its weight plain or packed.
+def _ikbo_linear(xu: Any, xc: Any, wu: Any, *_: Any, **__: Any) -> Any:
+    parts = xc if isinstance(xc, list) else [xc]
+    return 2 * wu[0] * (_numel(xu) + sum(_numel(part) for part in parts))
 
 
 def _ikbo_bmm(
@@ -136,7 +138,7 @@ FLOPS: dict[Any, Callable[..., Any]] = {
     aten.rnn_tanh: _recurrent,
     aten.rnn_relu: _recurrent,
     ikbo.linear: _ikbo_linear,
-    ikbo.lce: lambda eu, ec, wu, wc, *_, **__: 2 * (_numel(eu) * wu[0] + _numel(ec) * wc[0]),
+    ikbo.lce: _ikbo_linear,
     ikbo.bmm: _ikbo_bmm,
     ikbo.target_attention: _target_attention,
 }

@@ -16,6 +16,15 @@
 
 namespace ikbo {
 
+// One of the tensors that the candidate side may consist of.
+struct LcePart {
+  const void* e = nullptr;  // [B, K_i, N]
+  std::int32_t k = 0;       // K_i
+  std::int64_t stride_b = 0;
+  std::int64_t stride_k = 0;
+  std::int64_t stride_n = 1;
+};
+
 struct LceParams {
   // Sizes. num_users is U, num_candidates is B.
   std::int32_t num_users = 0;
@@ -34,6 +43,12 @@ struct LceParams {
   const void* w_user_packed = nullptr;  // lce_pack() of w_user; may be nullptr: packed on the fly
   const void* w_cand_packed = nullptr;  // lce_pack() of w_cand; may be nullptr: packed on the fly
   const void* bias = nullptr;           // [M]; may be nullptr
+
+  // Where the candidate side is a list, in host memory: these stand for e_cand and its strides, the
+  // columns of w_cand follow the list, and k_cand is the sum of the K_i. Only kSm90 takes a list,
+  // of at most lce_max_parts tensors.
+  const LcePart* cand_parts = nullptr;
+  std::int32_t num_cand_parts = 0;
 
   // NOTE: values are not checked on the device. An index outside [0, U) reads outside the user
   // part; callers check it (CandidateIndex, Session).
@@ -57,6 +72,8 @@ struct LceParams {
       nullptr;  // lce_workspace_bytes() bytes, 256-byte aligned; contents do not matter
 };
 
+inline constexpr std::int32_t lce_max_parts = 32;
+
 enum class LceKernel : std::int8_t {
   kSm90,  // warp-specialised TMA + wgmma, persistent
   kMma,   // tensor cores of compute capability 8.0 and newer: 16-bit types, any stride, any size
@@ -69,6 +86,7 @@ struct LceConfig {
   int user_tile_m = 0;  // kMma: rows of M per tile of the user stage
   int num_tiles_m = 0;  // tiles that cover M
   int user_units_per_cta = 1;
+  bool dual_k = false;  // kSm90: no user stage, each candidate multiplies its user's rows as well
 };
 
 std::string to_string(const LceConfig& config);

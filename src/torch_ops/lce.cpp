@@ -156,45 +156,65 @@ Tensor run_composite(const LceCall& call) {
 }
 
 #ifdef IKBO_WITH_CUDA
-LceParams make_params(const LceCall& call, const Tensor& out) {
-  const Tensor& e_cand = call.e_cand.front();
+LceParams make_params(const LceCall& call, const std::vector<LcePart>& parts, const Tensor& out) {
+  const LcePart& first = parts.front();
   const Tensor& w_cand = call.w_cand.blocks.front();
-  return {.num_users = static_cast<int32_t>(call.e_user.size(0)),
-          .num_candidates = static_cast<int32_t>(e_cand.size(0)),
-          .m = static_cast<int32_t>(w_cand.size(0)),
-          .n = static_cast<int32_t>(e_cand.size(2)),
-          .k_user = static_cast<int32_t>(call.e_user.size(1)),
-          .k_cand = static_cast<int32_t>(e_cand.size(1)),
-          .dtype = kernel_dtype(e_cand.scalar_type()),
-          .e_user = call.e_user.const_data_ptr(),
-          .e_cand = e_cand.const_data_ptr(),
-          .w_user = call.w_user.const_data_ptr(),
-          .w_cand = w_cand.const_data_ptr(),
-          .out = out.mutable_data_ptr(),
-          .stride_e_user_u = call.e_user.stride(0),
-          .stride_e_user_k = call.e_user.stride(1),
-          .stride_e_user_n = call.e_user.stride(2),
-          .stride_e_cand_b = e_cand.stride(0),
-          .stride_e_cand_k = e_cand.stride(1),
-          .stride_e_cand_n = e_cand.stride(2),
-          .stride_w_user_m = call.w_user.stride(0),
-          .stride_w_user_k = call.w_user.stride(1),
-          .stride_w_cand_m = w_cand.stride(0),
-          .stride_w_cand_k = w_cand.stride(1)};
+  LceParams params{.num_users = static_cast<int32_t>(call.e_user.size(0)),
+                   .num_candidates = static_cast<int32_t>(call.e_cand.front().size(0)),
+                   .m = static_cast<int32_t>(w_cand.size(0)),
+                   .n = static_cast<int32_t>(call.e_user.size(2)),
+                   .k_user = static_cast<int32_t>(call.e_user.size(1)),
+                   .dtype = kernel_dtype(call.e_user.scalar_type()),
+                   .e_user = call.e_user.const_data_ptr(),
+                   .e_cand = first.e,
+                   .w_user = call.w_user.const_data_ptr(),
+                   .w_cand = w_cand.const_data_ptr(),
+                   .out = out.mutable_data_ptr(),
+                   .stride_e_user_u = call.e_user.stride(0),
+                   .stride_e_user_k = call.e_user.stride(1),
+                   .stride_e_user_n = call.e_user.stride(2),
+                   .stride_e_cand_b = first.stride_b,
+                   .stride_e_cand_k = first.stride_k,
+                   .stride_e_cand_n = first.stride_n,
+                   .stride_w_user_m = call.w_user.stride(0),
+                   .stride_w_user_k = call.w_user.stride(1),
+                   .stride_w_cand_m = w_cand.stride(0),
+                   .stride_w_cand_k = w_cand.stride(1)};
+  if (parts.size() > 1) {
+    params.cand_parts = parts.data();
+    params.num_cand_parts = static_cast<int32_t>(parts.size());
+  }
+  for (const LcePart& part : parts) {
+    params.k_cand += part.k;
+  }
+  return params;
+}
+
+std::vector<LcePart> make_parts(const LceCall& call) {
+  std::vector<LcePart> parts;
+  for (const Tensor& e : call.e_cand) {
+    parts.push_back({.e = e.const_data_ptr(),
+                     .k = static_cast<int32_t>(e.size(1)),
+                     .stride_b = e.stride(0),
+                     .stride_k = e.stride(1),
+                     .stride_n = e.stride(2)});
+  }
+  return parts;
 }
 
 // Index values are not read on the host: no synchronisation (ikbo/lce.h says what an index out of
 // range does).
 Tensor run_cuda(const LceCall& call) {
-  const Tensor& e_cand = call.e_cand.front();
-  if (call.e_cand.size() > 1 || e_cand.scalar_type() == ScalarType::Double) {
+  const Tensor& e_user = call.e_user;
+  if (e_user.scalar_type() == ScalarType::Double) {
     return run_composite(call);
   }
-  const int32_t device = e_cand.get_device_index();
+  const int32_t device = e_user.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  const Tensor out =
-      torch::stable::new_empty(e_cand, {e_cand.size(0), call.w_user.size(0), e_cand.size(2)});
-  LceParams params = make_params(call, out);
+  const Tensor out = torch::stable::new_empty(
+      e_user, {call.e_cand.front().size(0), call.w_user.size(0), e_user.size(2)});
+  const std::vector<LcePart> parts = make_parts(call);
+  LceParams params = make_params(call, parts, out);
   const Tensor index = torch::stable::contiguous(call.cand_to_user);
   params.cand_to_user = static_cast<const int32_t*>(index.const_data_ptr());
   std::optional<Tensor> dense_bias;
@@ -204,12 +224,17 @@ Tensor run_cuda(const LceCall& call) {
   }
   const DeviceLimits limits = query_device_limits(device);
   const LceConfig config = select_lce_config(params, limits);
-  // A kernel of other tiles, or of none, reads the block instead.
+  // A kernel of other tiles, or of none, reads the blocks of a packed weight instead.
   if (config.kernel == LceKernel::kSm90 && config.tile_m == call.w_cand.tile_m) {
     params.w_cand_packed = call.w_cand.image;
   }
+  const bool reads_blocks = params.w_cand_packed == nullptr;
+  if (parts.size() > 1 &&
+      (config.kernel != LceKernel::kSm90 || (reads_blocks && call.w_cand.tile_m > 0))) {
+    return run_composite(call);
+  }
   const Tensor workspace = torch::stable::new_empty(
-      e_cand, {static_cast<int64_t>(lce_workspace_bytes(params, config))}, ScalarType::Byte);
+      e_user, {static_cast<int64_t>(lce_workspace_bytes(params, config))}, ScalarType::Byte);
   params.workspace = workspace.mutable_data_ptr();
   trace_kernel("lce", config);
   lce(params, config, limits, current_cuda_stream(device));

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -34,6 +35,7 @@ struct LceCase {
   int spare_rows = 0;  // rows of NaN after the K rows of each batch entry of E
   bool has_bias = true;
   bool transposed = false;  // E with K innermost: no kernel but the generic one takes it
+  std::vector<int> list;    // K_i of a candidate side in parts; their sum is k_cand
 
   std::string id() const {
     return "U" + std::to_string(num_users) + "_B" + std::to_string(num_candidates) + "_M" +
@@ -41,7 +43,8 @@ struct LceCase {
            std::to_string(k_cand) + "_" + std::string(name_of(dtype)) + "_o" +
            std::to_string(static_cast<int>(order)) + "_v" +
            std::to_string(static_cast<int>(values)) + "_s" + std::to_string(spare_rows) + "_b" +
-           std::to_string(has_bias) + "_t" + std::to_string(transposed);
+           std::to_string(has_bias) + "_t" + std::to_string(transposed) + "_l" +
+           std::to_string(list.size());
   }
 };
 
@@ -149,6 +152,10 @@ struct LceProblem {
         w_user(bytes(c, std::int64_t{c.m} * c.k_user)),
         w_cand(bytes(c, std::int64_t{c.m} * c.k_cand)),
         bias(bytes(c, c.m)),
+        list(c.list.empty()
+                 ? 0
+                 : bytes(c, std::int64_t{c.num_candidates} *
+                                (c.k_cand + kGapRows * static_cast<int>(c.list.size())) * c.n)),
         index(static_cast<std::size_t>(c.num_candidates) * 4),
         out(bytes(c, std::int64_t{c.num_candidates} * c.m * c.n)) {
     fill(c, e_user, 1.0f, 1);
@@ -190,6 +197,31 @@ struct LceProblem {
               .stride_e_cand_n = c.transposed ? kc : 1,
               .stride_w_user_m = c.k_user,
               .stride_w_cand_m = c.k_cand};
+    if (!c.list.empty()) make_list(c);
+  }
+  LceProblem(const LceProblem&) = delete;
+  LceProblem& operator=(const LceProblem&) = delete;
+
+  // The rows of e_cand once more, as parts that are slices of one tensor with rows of NaN between.
+  void make_list(const LceCase& c) {
+    const std::size_t row = static_cast<std::size_t>(c.n) * 2;
+    const std::size_t entry = (c.k_cand + kGapRows * c.list.size()) * row;
+    std::size_t from = 0;
+    std::size_t to = 0;
+    for (const int k : c.list) {
+      IKBO_CUDA_CHECK(cudaMemcpy2D(list.data<char>() + to * row, entry,
+                                   e_cand.data<char>() + from * row, params.stride_e_cand_b * 2,
+                                   k * row, c.num_candidates, cudaMemcpyDeviceToDevice),
+                      "list");
+      parts.push_back({.e = list.data<char>() + to * row,
+                       .k = k,
+                       .stride_b = static_cast<std::int64_t>(entry / 2),
+                       .stride_k = c.n});
+      from += k;
+      to += k + kGapRows;
+    }
+    params.cand_parts = parts.data();
+    params.num_cand_parts = static_cast<std::int32_t>(parts.size());
   }
 
   static std::size_t bytes(const LceCase& c, std::int64_t count) {
@@ -201,8 +233,38 @@ struct LceProblem {
                               c.values, scale, seed << 40);
   }
 
-  GuardedBuffer e_user, e_cand, w_user, w_cand, bias, index, out;
+  static constexpr int kGapRows = 2;
+  GuardedBuffer e_user, e_cand, w_user, w_cand, bias, list, index, out;
+  std::vector<LcePart> parts;
   LceParams params;
+};
+
+std::vector<std::uint16_t> read_back(const GuardedBuffer& buffer) {
+  std::vector<std::uint16_t> values(buffer.bytes() / 2);
+  IKBO_CUDA_CHECK(cudaMemcpy(values.data(), buffer.data(), buffer.bytes(), cudaMemcpyDeviceToHost),
+                  "values");
+  return values;
+}
+
+// A problem with the workspace of its calls.
+struct LceRun {
+  explicit LceRun(const LceCase& c, int num_sms = 0) : problem(c), limits(query_device_limits(0)) {
+    if (num_sms > 0) limits.num_sms = num_sms;
+    config = select_lce_config(problem.params, limits);
+    workspace.emplace(lce_workspace_bytes(problem.params, config));
+    problem.params.workspace = workspace->data();
+  }
+  void operator()(cudaStream_t stream = nullptr) { lce(problem.params, config, limits, stream); }
+  std::vector<std::uint16_t> result() {
+    problem.out.poison();
+    (*this)();
+    return read_back(problem.out);
+  }
+
+  LceProblem problem;
+  DeviceLimits limits;
+  LceConfig config;
+  std::optional<GuardedBuffer> workspace;
 };
 
 float worst_excess(const LceCase& c, const LceParams& params) {
@@ -225,16 +287,12 @@ class LceTest : public testing::TestWithParam<LceCase> {};
 
 TEST_P(LceTest, MatchesFp64Reference) {
   const LceCase& c = GetParam();
-  LceProblem problem(c);
-  const DeviceLimits limits = query_device_limits(0);
-  const LceConfig config = select_lce_config(problem.params, limits);
-  const GuardedBuffer workspace(lce_workspace_bytes(problem.params, config));
-  problem.params.workspace = workspace.data();
-  lce(problem.params, config, limits, nullptr);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << to_string(config);
-  EXPECT_EQ(worst_excess(c, problem.params), 0.0f) << to_string(config);
-  EXPECT_TRUE(problem.out.guards_are_intact()) << to_string(config);
-  EXPECT_TRUE(workspace.guards_are_intact()) << to_string(config);
+  LceRun run(c);
+  run();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << to_string(run.config);
+  EXPECT_EQ(worst_excess(c, run.problem.params), 0.0f) << to_string(run.config);
+  EXPECT_TRUE(run.problem.out.guards_are_intact()) << to_string(run.config);
+  EXPECT_TRUE(run.workspace->guards_are_intact()) << to_string(run.config);
 }
 
 // function size waiver: a table of cases, one field a line.
@@ -320,34 +378,129 @@ std::vector<LceCase> cases() {
                  .k_user = 30,
                  .k_cand = 40,
                  .dtype = DType::kFloat32});
+  // As many users as candidates: k runs over both sides.
+  for (const int m : {1, 65, 192, 256, 433}) {
+    all.push_back({.num_users = 210,
+                   .num_candidates = 201,
+                   .m = m,
+                   .n = m == 65 ? 64 : 256,
+                   .k_user = 118,
+                   .k_cand = 86,
+                   .values = m == 433 ? Values::kTernary : Values::kNormal,
+                   .spare_rows = 1,
+                   .has_bias = m != 192});
+  }
+  for (const std::vector<int>& list : std::vector<std::vector<int>>{
+           {32, 64}, {1, 2, 3}, {33, 1, 47, 16}, {866}, {40, 400, 8, 418}, std::vector(32, 5)}) {
+    for (const int m : {433, 64}) {
+      all.push_back({.num_users = 4,
+                     .num_candidates = 150,
+                     .m = m,
+                     .n = m == 64 ? 24 : 256,
+                     .k_user = 70,
+                     .k_cand = std::accumulate(list.begin(), list.end(), 0),
+                     .dtype = m == 64 ? DType::kBFloat16 : DType::kFloat16,
+                     .spare_rows = 1,
+                     .list = list});
+    }
+  }
+  // More than 2^31 elements of E, and 10,000 candidates a user.
+  all.push_back({.num_users = 10,
+                 .num_candidates = 100'000,
+                 .m = 16,
+                 .n = 512,
+                 .k_user = 8,
+                 .k_cand = 44,
+                 .order = Order::kSorted});
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LceTest, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.id(); });
 
+const LceCase kMiddle{
+    .num_users = 15, .num_candidates = 257, .m = 433, .n = 256, .k_user = 300, .k_cand = 866};
+
 TEST(LceDeterminism, LaunchesAreBitwiseEqual) {
-  const LceCase c{
-      .num_users = 15, .num_candidates = 257, .m = 433, .n = 256, .k_user = 300, .k_cand = 866};
-  LceProblem problem(c);
-  const DeviceLimits limits = query_device_limits(0);
-  const LceConfig config = select_lce_config(problem.params, limits);
-  const GuardedBuffer workspace(lce_workspace_bytes(problem.params, config));
-  problem.params.workspace = workspace.data();
-  std::vector<std::uint16_t> first(problem.out.bytes() / 2);
-  std::vector<std::uint16_t> later(first.size());
-  lce(problem.params, config, limits, nullptr);
-  IKBO_CUDA_CHECK(
-      cudaMemcpy(first.data(), problem.out.data(), problem.out.bytes(), cudaMemcpyDeviceToHost),
-      "out");
+  LceRun run(kMiddle);
+  const std::vector<std::uint16_t> first = run.result();
   for (int round = 0; round < 20; ++round) {
-    problem.out.poison();
-    for (int i = 0; i < 50; ++i) lce(problem.params, config, limits, nullptr);
-    IKBO_CUDA_CHECK(
-        cudaMemcpy(later.data(), problem.out.data(), problem.out.bytes(), cudaMemcpyDeviceToHost),
-        "out");
-    ASSERT_EQ(first, later) << "round " << round;
+    run.problem.out.poison();
+    for (int i = 0; i < 50; ++i) run();
+    ASSERT_EQ(first, read_back(run.problem.out)) << "round " << round;
   }
+}
+
+TEST(LceDeterminism, ResultsDoNotDependOnTheSharingOfWork) {
+  LceRun run(kMiddle);
+  const std::vector<std::uint16_t> all = run.result();
+  for (const int num_sms : {1, 7, 66}) {
+    LceRun narrow(kMiddle, num_sms);
+    EXPECT_EQ(all, narrow.result()) << num_sms << " multiprocessors";
+  }
+}
+
+TEST(LceDeterminism, CandidatesDoNotDependOnTheirBatch) {
+  LceRun run(kMiddle);
+  const std::vector<std::uint16_t> all = run.result();
+  // The last 100 candidates alone, with all users.
+  constexpr int kFew = 100;
+  const int skipped = kMiddle.num_candidates - kFew;
+  LceParams& p = run.problem.params;
+  p.e_cand = static_cast<const std::uint16_t*>(p.e_cand) + skipped * p.stride_e_cand_b;
+  p.cand_to_user += skipped;
+  p.num_candidates = kFew;
+  const std::vector<std::uint16_t> few = run.result();
+  const std::size_t size = static_cast<std::size_t>(kMiddle.m) * kMiddle.n;
+  EXPECT_TRUE(std::equal(few.begin(), few.begin() + kFew * size, all.begin() + skipped * size));
+}
+
+TEST(LcePack, PackedWeightsGiveTheSameBits) {
+  LceRun run(kMiddle);
+  const std::vector<std::uint16_t> plain = run.result();
+  LceParams& p = run.problem.params;
+  const GuardedBuffer w_user(lce_packed_bytes(p.k_user, run.config));
+  const GuardedBuffer w_cand(lce_packed_bytes(p.k_cand, run.config));
+  lce_pack(p.w_user, p.stride_w_user_m, 1, p.m, p.k_user, p.dtype, run.config, w_user.data(),
+           nullptr);
+  lce_pack(p.w_cand, p.stride_w_cand_m, 1, p.m, p.k_cand, p.dtype, run.config, w_cand.data(),
+           nullptr);
+  p.w_cand_packed = w_cand.data();
+  EXPECT_EQ(plain, run.result());
+  p.w_user_packed = w_user.data();
+  EXPECT_EQ(plain, run.result());
+  EXPECT_TRUE(w_user.guards_are_intact() && w_cand.guards_are_intact());
+}
+
+TEST(LceStreams, TwoStreamsAndAGraphAtOnce) {
+  LceRun one(kMiddle);
+  LceRun two(
+      {.num_users = 3, .num_candidates = 900, .m = 64, .n = 128, .k_user = 64, .k_cand = 90});
+  const std::vector<std::uint16_t> expect_one = one.result();
+  const std::vector<std::uint16_t> expect_two = two.result();
+  cudaStream_t streams[2];
+  for (cudaStream_t& stream : streams) {
+    IKBO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  IKBO_CUDA_CHECK(cudaStreamBeginCapture(streams[1], cudaStreamCaptureModeThreadLocal), "capture");
+  two(streams[1]);
+  IKBO_CUDA_CHECK(cudaStreamEndCapture(streams[1], &graph), "capture");
+  IKBO_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0), "graph");
+  one.problem.out.poison();
+  two.problem.out.poison();
+  IKBO_CUDA_CHECK(cudaDeviceSynchronize(), "poison");
+  for (int i = 0; i < 100; ++i) {
+    one(streams[0]);
+    IKBO_CUDA_CHECK(cudaGraphLaunch(replay, streams[1]), "replay");
+  }
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(expect_one, read_back(one.problem.out));
+  EXPECT_EQ(expect_two, read_back(two.problem.out));
+  IKBO_CUDA_CHECK(cudaGraphExecDestroy(replay), "graph");
+  IKBO_CUDA_CHECK(cudaGraphDestroy(graph), "graph");
+  for (cudaStream_t stream : streams) IKBO_CUDA_CHECK(cudaStreamDestroy(stream), "stream");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // ikbo::lce on CUDA: packs what is not packed, then user stage and candidate stage of the chosen
 // kernel.
 #include <cstdint>
+#include <span>
 
 #include "ikbo/lce.h"
 #include "kernels/host/index_check.h"
@@ -35,26 +36,36 @@ Sm90Instance find_instance(int tile_m, DType dtype) {
   }
 }
 
-PackArgs make_pack_args(const void* w, std::int64_t stride_m, std::int64_t stride_k, int k,
-                        const LceConfig& config, void* packed) {
-  return {.w = static_cast<const std::uint16_t*>(w),
-          .packed = static_cast<uint4*>(packed),
-          .stride_m = stride_m,
-          .stride_k = stride_k,
-          .num_chunks = static_cast<std::int64_t>(lce_packed_bytes(k, config) / sizeof(uint4)),
-          .k = k,
-          .num_blocks_k = (k + kBlockK - 1) / kBlockK};
+// The image of a weight whose columns meet tensors of `k` columns each.
+template <int kMaxParts>
+PackArgs<kMaxParts> make_pack_args(const void* w, std::int64_t stride_m, std::int64_t stride_k,
+                                   std::span<const LcePart> parts, const LceConfig& config,
+                                   void* packed) {
+  PackArgs<kMaxParts> args{
+      .packed = static_cast<uint4*>(packed), .stride_m = stride_m, .stride_k = stride_k};
+  const auto* columns = static_cast<const std::uint16_t*>(w);
+  for (const LcePart& part : parts) {
+    if (part.k == 0) continue;
+    args.parts[args.num_parts++] = {columns, part.k, args.num_blocks_k};
+    args.num_blocks_k += lce_padded_k(part.k) / kBlockK;
+    columns += part.k * stride_k;
+  }
+  args.num_chunks = static_cast<std::int64_t>(
+      lce_packed_bytes(args.num_blocks_k * kBlockK, config) / sizeof(uint4));
+  return args;
 }
 
-void launch_pack(const PackArgs& first, const PackArgs& second, int m, const LceConfig& config,
-                 cudaStream_t stream) {
+// Whether there was anything to pack.
+bool launch_pack(const PackArgs<1>& user, const PackArgs<lce_max_parts>& cand, int m,
+                 const LceConfig& config, cudaStream_t stream) {
   constexpr int kPackThreads = 256;
-  const std::int64_t chunks = first.num_chunks + second.num_chunks;
-  if (chunks == 0) return;
+  const std::int64_t chunks = user.num_chunks + cand.num_chunks;
+  if (chunks == 0) return false;
   host::launch("ikbo::lce (pack)", lce_pack_kernel,
                {.grid = dim3(static_cast<unsigned>((chunks + kPackThreads - 1) / kPackThreads)),
                 .threads = kPackThreads},
-               stream, first, second, m, config.tile_m);
+               stream, user, cand, m, config.tile_m);
+  return true;
 }
 
 void run_sm90(const LceParams& params, const LceConfig& config, const DeviceLimits& limits,
@@ -63,26 +74,38 @@ void run_sm90(const LceParams& params, const LceConfig& config, const DeviceLimi
   auto* workspace = static_cast<unsigned char*>(params.workspace);
   const void* w_user = params.w_user_packed;
   const void* w_cand = params.w_cand_packed;
-  PackArgs pack_user{};
-  PackArgs pack_cand{};
+  PackArgs<1> pack_user{};
+  PackArgs<lce_max_parts> pack_cand{};
   if (w_user == nullptr) {
     w_user = workspace + layout.w_user_packed;
-    pack_user = make_pack_args(params.w_user, params.stride_w_user_m, params.stride_w_user_k,
-                               params.k_user, config, workspace + layout.w_user_packed);
+    const LcePart part{.k = params.k_user};
+    pack_user = make_pack_args<1>(params.w_user, params.stride_w_user_m, params.stride_w_user_k,
+                                  {&part, 1}, config, workspace + layout.w_user_packed);
   }
   if (w_cand == nullptr) {
     w_cand = workspace + layout.w_cand_packed;
-    pack_cand = make_pack_args(params.w_cand, params.stride_w_cand_m, params.stride_w_cand_k,
-                               params.k_cand, config, workspace + layout.w_cand_packed);
+    LcePart one;
+    pack_cand = make_pack_args<lce_max_parts>(params.w_cand, params.stride_w_cand_m,
+                                              params.stride_w_cand_k, candidate_parts(params, one),
+                                              config, workspace + layout.w_cand_packed);
   }
-  const bool packs_weights = pack_user.num_chunks + pack_cand.num_chunks > 0;
-  launch_pack(pack_user, pack_cand, params.m, config, stream);
+  const bool packs = launch_pack(pack_user, pack_cand, params.m, config, stream);
   const Sm90Instance instance = find_instance(config.tile_m, params.dtype);
-  auto* partial = reinterpret_cast<float4*>(workspace + layout.user_partial);
-  const auto user_stage =
-      config.user_units_per_cta == 2 ? instance.user_wide : instance.user_narrow;
-  user_stage({params, config, limits.num_sms, w_user, partial, packs_weights, stream});
-  instance.candidate({params, config, limits.num_sms, w_cand, partial, packs_weights, stream});
+  StageLaunch stage{.params = params,
+                    .config = config,
+                    .num_sms = limits.num_sms,
+                    .w_user_packed = w_user,
+                    .w_cand_packed = w_cand,
+                    .user_partial = reinterpret_cast<float4*>(workspace + layout.user_partial),
+                    .overlaps_previous = packs,
+                    .stream = stream};
+  if (config.dual_k) {
+    instance.dual(stage);
+    return;
+  }
+  (config.user_units_per_cta == 2 ? instance.user_wide : instance.user_narrow)(stage);
+  stage.overlaps_previous = true;
+  (params.num_cand_parts > 1 ? instance.candidate_list : instance.candidate)(stage);
 }
 
 }  // namespace
@@ -93,8 +116,10 @@ void lce_pack(const void* w, std::int64_t stride_m, std::int64_t stride_k, int m
   IKBO_CHECK(config.kernel == LceKernel::kSm90 && size_of(dtype) == 2,
              "ikbo::lce: a weight is packed for lce_sm90 and 16-bit types only; got ",
              to_string(config), " and ", name_of(dtype));
-  lce_impl::launch_pack(lce_impl::make_pack_args(w, stride_m, stride_k, k, config, packed), {}, m,
-                        config, stream);
+  const LcePart part{.k = k};
+  lce_impl::launch_pack(
+      lce_impl::make_pack_args<1>(w, stride_m, stride_k, {&part, 1}, config, packed), {}, m, config,
+      stream);
 }
 
 void lce(const LceParams& params, const LceConfig& config, const DeviceLimits& limits,
@@ -104,6 +129,8 @@ void lce(const LceParams& params, const LceConfig& config, const DeviceLimits& l
   if (config.kernel == LceKernel::kSm90) {
     lce_impl::run_sm90(params, config, limits, stream);
   } else {
+    IKBO_CHECK(params.num_cand_parts <= 1, "ikbo::lce: ", to_string(config),
+               " takes one e_cand; got a list of ", params.num_cand_parts);
     lce_impl::run_generic(params, config, limits, stream);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which LCE kernel runs for which sizes.
-#include <array>
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 
@@ -22,7 +22,53 @@ bool is_tma_tensor(const void* data, std::int64_t stride_outer, std::int64_t str
          stride_outer > 0;
 }
 
+// The candidates per user up to which multiplying the user's rows again costs less than writing and
+// reading their product.
+constexpr double kMaxRatioOfDualK = 1.25;
+
 }  // namespace
+
+namespace lce_impl {
+
+LceSplit split_lce(int batch, int num_slices, int num_tiles_m, int consumers, int num_sms) {
+  LceSplit split;
+  split.slices_per_cta = num_slices % consumers == 0 ? consumers : 1;
+  const std::int64_t step = consumers / split.slices_per_cta;
+  const std::int64_t classes = std::int64_t{num_slices} / split.slices_per_cta * num_tiles_m;
+  constexpr int kMaxItemsPerCta = 16;
+  std::int64_t fewest_rounds = INT64_MAX;
+  for (int items_per_cta = 1; items_per_cta <= kMaxItemsPerCta; ++items_per_cta) {
+    const std::int64_t wanted = std::int64_t{num_sms} * items_per_cta / classes;
+    const std::int64_t chunks = std::clamp<std::int64_t>(wanted, 1, ceil_div(batch, step));
+    const std::int64_t tiles = ceil_div(ceil_div(batch, chunks), step);  // of an item
+    const std::int64_t items = ceil_div(batch, tiles * step) * classes;
+    const std::int64_t rounds = ceil_div(items, num_sms) * tiles;
+    if (rounds < fewest_rounds) {
+      fewest_rounds = rounds;
+      split.chunk_size = static_cast<int>(tiles * step);
+      split.num_items = static_cast<int>(items);
+    }
+  }
+  return split;
+}
+
+std::span<const LcePart> candidate_parts(const LceParams& params, LcePart& one) {
+  if (params.num_cand_parts > 0) {
+    return {params.cand_parts, static_cast<std::size_t>(params.num_cand_parts)};
+  }
+  one = {params.e_cand, params.k_cand, params.stride_e_cand_b, params.stride_e_cand_k,
+         params.stride_e_cand_n};
+  return {&one, 1};
+}
+
+int padded_k_cand(const LceParams& params) {
+  LcePart one;
+  int k = 0;
+  for (const LcePart& part : candidate_parts(params, one)) k += lce_padded_k(part.k);
+  return k;
+}
+
+}  // namespace lce_impl
 
 std::string to_string(const LceConfig& config) {
   if (config.kernel == LceKernel::kSimt) return "lce_simt";
@@ -31,7 +77,12 @@ std::string to_string(const LceConfig& config) {
     text << "lce_mma<tile=" << config.tile_m << ",user_tile=" << config.user_tile_m << ">";
     return text.str();
   }
-  text << "lce_sm90<tile_m=" << config.tile_m << ",user_units=" << config.user_units_per_cta << ">";
+  text << "lce_sm90<tile_m=" << config.tile_m;
+  if (config.dual_k) {
+    text << ",dual_k>";
+  } else {
+    text << ",user_units=" << config.user_units_per_cta << ">";
+  }
   return text.str();
 }
 
@@ -54,15 +105,21 @@ LceConfig select_lce_pack_config(int m, DType dtype, const DeviceLimits& limits)
 
 LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits) {
   LceConfig config = select_lce_pack_config(params.m, params.dtype, limits);
-  const bool has_tma = config.kernel == LceKernel::kSm90 && params.n % 8 == 0 &&
-                       params.m > 0 && params.n > 0 && params.k_user > 0 && params.k_cand > 0 &&
-                       reinterpret_cast<std::uintptr_t>(params.out) % 16 == 0 &&
-                       is_tma_tensor(params.e_user, params.stride_e_user_u, params.stride_e_user_k,
-                                     params.stride_e_user_n) &&
-                       is_tma_tensor(params.e_cand, params.stride_e_cand_b, params.stride_e_cand_k,
-                                     params.stride_e_cand_n);
+  LcePart one;
+  const std::span<const LcePart> parts = lce_impl::candidate_parts(params, one);
+  const bool has_tma =
+      config.kernel == LceKernel::kSm90 && params.n % 8 == 0 && params.m > 0 && params.n > 0 &&
+      params.k_user > 0 && params.k_cand > 0 &&
+      reinterpret_cast<std::uintptr_t>(params.out) % 16 == 0 &&
+      is_tma_tensor(params.e_user, params.stride_e_user_u, params.stride_e_user_k,
+                    params.stride_e_user_n) &&
+      parts.size() <= lce_max_parts &&
+      std::all_of(parts.begin(), parts.end(), [](const LcePart& part) {
+        return part.k == 0 || is_tma_tensor(part.e, part.stride_b, part.stride_k, part.stride_n);
+      });
   if (!has_tma) return lce_impl::select_generic_config(params, limits);
 
+  config.dual_k = parts.size() == 1 && params.num_candidates <= kMaxRatioOfDualK * params.num_users;
   // Two units a CTA read the weight half as often, once that still gives every SM a tile.
   const std::int64_t user_units =
       params.num_users * ceil_div(params.n, lce_impl::kSliceN) * config.num_tiles_m;

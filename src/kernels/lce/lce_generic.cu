@@ -57,9 +57,18 @@ dim3 grid_of(const StageArgs& args, int tile) {
   return dim3(static_cast<unsigned>(std::min(tiles(args.m) * tiles(args.num_columns), kMaxGrid)));
 }
 
+template <int kTile>
 void launch_simt(const char* what, const StageArgs& args, cudaStream_t stream) {
-  host::launch(what, lce_simt_kernel, {.grid = grid_of(args, kSmallTile), .threads = kSimtThreads},
-               stream, args);
+  host::launch(what, lce_simt_kernel<SimtTraits<kTile>>,
+               {.grid = grid_of(args, kTile), .threads = kSimtThreads}, stream, args);
+}
+
+void launch_simt(const char* what, const StageArgs& args, int tile, cudaStream_t stream) {
+  if (tile == kLargeTile) {
+    launch_simt<kLargeTile>(what, args, stream);
+  } else {
+    launch_simt<kSmallTile>(what, args, stream);
+  }
 }
 
 template <typename Traits>
@@ -80,10 +89,12 @@ void launch_mma(const char* what, StageArgs args, int tile, cudaStream_t stream)
   args.w_m_inner = args.w_width == 1 && args.stride_w_m < args.stride_w_k;
   args.out_pairs =
       args.n % 2 == 0 && reinterpret_cast<std::uintptr_t>(args.out) % (2 * out_size) == 0;
-  if (tile == kLargeTile) {
-    launch_mma<MmaTraits<Element, kLargeTile>>(what, args, stream);
+  if (args.e_width == 1 || args.w_width == 1) {
+    launch_mma<MmaTraits<Element, kSmallTile, true>>(what, args, stream);
+  } else if (tile == kLargeTile) {
+    launch_mma<MmaTraits<Element, kLargeTile, false>>(what, args, stream);
   } else {
-    launch_mma<MmaTraits<Element, kSmallTile>>(what, args, stream);
+    launch_mma<MmaTraits<Element, kSmallTile, false>>(what, args, stream);
   }
 }
 
@@ -95,9 +106,11 @@ void run_mma(const LceParams& params, const LceConfig& config, cudaStream_t stre
   launch_mma<Element>(kCandidateStage, candidate_stage(params), config.tile_m, stream);
 }
 
-void run_simt(const LceParams& params, cudaStream_t stream) {
-  if (params.num_users > 0) launch_simt(kUserStage, user_stage(params), stream);
-  launch_simt(kCandidateStage, candidate_stage(params), stream);
+void run_simt(const LceParams& params, const LceConfig& config, cudaStream_t stream) {
+  if (params.num_users > 0) {
+    launch_simt(kUserStage, user_stage(params), config.user_tile_m, stream);
+  }
+  launch_simt(kCandidateStage, candidate_stage(params), config.tile_m, stream);
 }
 
 }  // namespace
@@ -115,7 +128,7 @@ void run_generic(const LceParams& params, const LceConfig& config, const DeviceL
   IKBO_CHECK(!is_mma && params.dtype == DType::kFloat32, "ikbo::lce: ", to_string(config),
              " takes ", is_mma ? "float16 and bfloat16" : "float32", "; got ",
              name_of(params.dtype));
-  run_simt(params, stream);
+  run_simt(params, config, stream);
 }
 
 }  // namespace ikbo::lce_impl

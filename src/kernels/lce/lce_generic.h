@@ -13,7 +13,7 @@ inline constexpr int kSmallTile = 64;
 inline constexpr int kLargeTile = 128;
 
 // Pure. lce_mma for 16-bit types, lce_simt for fp32.
-LceConfig select_generic_config(const LceParams& params, const DeviceLimits& limits);
+LceConfig select_generic_config(const LceParams& p, const DeviceLimits& limits);
 
 // How many 16-bit elements one copy may move along a dimension of stride `stride`, when rows of
 // `row` elements start at multiples of `other_strides` from `data`: 8, 2 or 1.

@@ -18,14 +18,21 @@ int select_tile(std::int64_t m, std::int64_t columns, int num_sms) {
 
 }  // namespace
 
-LceConfig select_generic_config(const LceParams& params, const DeviceLimits& limits) {
-  if (size_of(params.dtype) != 2) return {.kernel = LceKernel::kSimt};
-  const auto tile = [&](std::int64_t batch) {
-    return select_tile(params.m, batch * params.n, limits.num_sms);
+LceConfig select_generic_config(const LceParams& p, const DeviceLimits& limits) {
+  const bool is_mma = size_of(p.dtype) == 2;
+  // In lce_mma, copies of single elements leave no registers for a large tile.
+  const bool user_singles =
+      copy_width(p.e_user, p.stride_e_user_n, p.n, p.stride_e_user_u, p.stride_e_user_k) == 1 ||
+      copy_width(p.w_user, p.stride_w_user_k, p.k_user, p.stride_w_user_m, 0) == 1;
+  const bool cand_singles =
+      copy_width(p.e_cand, p.stride_e_cand_n, p.n, p.stride_e_cand_b, p.stride_e_cand_k) == 1 ||
+      copy_width(p.w_cand, p.stride_w_cand_k, p.k_cand, p.stride_w_cand_m, 0) == 1;
+  const auto tile = [&](bool has_singles, std::int64_t batch) {
+    return is_mma && has_singles ? kSmallTile : select_tile(p.m, batch * p.n, limits.num_sms);
   };
-  return {.kernel = LceKernel::kMma,
-          .tile_m = tile(params.num_candidates),
-          .user_tile_m = tile(params.num_users)};
+  return {.kernel = is_mma ? LceKernel::kMma : LceKernel::kSimt,
+          .tile_m = tile(cand_singles, p.num_candidates),
+          .user_tile_m = tile(user_singles, p.num_users)};
 }
 
 int copy_width(const void* data, std::int64_t stride, std::int64_t row, std::int64_t other_stride_0,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // LCE on tensor cores of any architecture since sm_80, 16-bit types, fp32 sums: tiles of kTile rows
 // of M by kTile columns, blocks of 32 k in a ring of shared-memory stages.
-// Every thread copies and multiplies. Copies of 16 or 4 bytes are asynchronous; where alignment
-// allows single elements only, they pass through registers while the thread multiplies. One
+// Every thread copies and multiplies. Copies of 16 or 4 bytes are asynchronous; single elements
+// pass through registers while the thread multiplies. One
 // __syncthreads per block: it makes block i visible and frees the stage of block i - 1.
 #pragma once
 
@@ -14,15 +14,18 @@
 
 namespace ikbo::lce_impl {
 
-template <typename ElementType, int kTileEdge>
+// kHasSingles: alignment allows one of the operands copies of single elements only.
+template <typename ElementType, int kTileEdge, bool kHasSingles>
 struct MmaTraits {
   using Element = ElementType;
+  static constexpr bool kSingles = kHasSingles;
   static constexpr int kTile = kTileEdge;
   static constexpr int kBlockK = 32;
   static constexpr int kStages = kTile == kLargeTile ? 3 : 4;
   static constexpr int kWarpN = 32;
   static constexpr int kWarpM = kTile / 2;
   static constexpr int kThreads = 32 * 2 * (kTile / kWarpN);
+  static constexpr int kCtasPerSm = kTile == kLargeTile ? 2 : kSingles ? 3 : 4;  // by registers
   static constexpr int kMmaM = kWarpM / 16;  // matrix instructions of a warp along M
   static constexpr int kMmaN = kWarpN / 8;
   // Elements that a thread copies in each half of a block, per operand.
@@ -64,38 +67,90 @@ __device__ __forceinline__ Walk make_walk(int width, bool along_k) {
   return {thread % per_row << shift, thread / per_row, 0, Traits::kThreads / per_row};
 }
 
-// Copies [first, first + kCount) of a thread, asynchronously, kWidth elements each.
+// What copies of several elements need, from tile to tile and from block to block.
+struct MmaCopies {
+  const std::uint16_t* w;  // copy 0 of the next block
+  const std::uint16_t* e;
+  std::int64_t w_step;  // elements between two copies
+  std::int64_t e_step;
+  int w_rows;  // copy i of w is one of [M, K] if i * dx is less
+  int w_k;     // and w_k is less than what is left of K
+  int e_k;     // copy i of e is one of [K, columns] if e_k + i * dk is less than what is left of K
+  std::uint32_t s_w;  // bytes into a stage's tile, copy 0
+  std::uint32_t s_e;
+};
+
+template <typename Traits>
+__device__ __forceinline__ MmaCopies make_copies(const StageArgs& args, std::int64_t first_m,
+                                                 const Column* s_columns) {
+  constexpr int kNever = 1 << 30;
+  const Walk w = make_walk<Traits>(args.w_width, true);
+  const Walk e = make_walk<Traits>(args.e_width, false);
+  const Column& column = s_columns[e.x];
+  return {.w = static_cast<const std::uint16_t*>(args.w) + (first_m + w.x) * args.stride_w_m + w.k,
+          .e = static_cast<const std::uint16_t*>(args.e) + column.e + e.k * args.stride_e_k,
+          .w_step = w.dx * args.stride_w_m,
+          .e_step = e.dk * args.stride_e_k,
+          .w_rows = static_cast<int>(min(args.m - first_m, std::int64_t{Traits::kTile})) - w.x,
+          .w_k = w.k,
+          .e_k = column.out >= 0 ? e.k : kNever,
+          .s_w = static_cast<std::uint32_t>(Traits::w_at(w.x, w.k) * 2),
+          .s_e = static_cast<std::uint32_t>(Traits::e_at(e.k, e.x) * 2)};
+}
+
+// Byte offsets of a copy in a stage's tile. From copy 0 on, bits of the swizzle flip and whole rows
+// are added: copy 0's own row (k) is below what a copy adds, which is a power of 2.
 template <typename Traits, int kWidth>
-__device__ __forceinline__ void copy_w(const StageArgs& args, std::int64_t first_m, int first_k,
-                                       const Walk& walk, std::uint16_t* s_w, int half) {
+__device__ __forceinline__ std::uint32_t w_copy_at(const MmaCopies& copies, int copy) {
+  constexpr int kRows = Traits::kThreads * kWidth / Traits::kBlockK;  // from copy to copy
+  static_assert((kRows & (kRows - 1)) == 0);
+  const int row = copy * kRows;
+  return (copies.s_w ^ (row / 2 % 4 * 16)) + row * Traits::kBlockK * 2;
+}
+
+template <typename Traits, int kWidth>
+__device__ __forceinline__ std::uint32_t e_copy_at(const MmaCopies& copies, int copy) {
+  constexpr int kStep = Traits::kThreads * kWidth / Traits::kTile;  // k from copy to copy
+  static_assert((kStep & (kStep - 1)) == 0);
+  const int k = copy * kStep;
+  return (copies.s_e ^ (k % 8 * 16)) + k * Traits::kTile * 2;
+}
+
+template <typename Traits, int kWidth>
+__device__ __forceinline__ bool w_copy_is_valid(const MmaCopies& copies, int k_left, int copy) {
+  return copies.w_k < k_left &&
+         copy * (Traits::kThreads * kWidth / Traits::kBlockK) < copies.w_rows;
+}
+
+template <typename Traits, int kWidth>
+__device__ __forceinline__ bool e_copy_is_valid(const MmaCopies& copies, int k_left, int copy) {
+  return copies.e_k + copy * (Traits::kThreads * kWidth / Traits::kTile) < k_left;
+}
+
+// Half `half` of a block of w, asynchronously, kWidth elements a copy; s_w is the stage's tile.
+template <typename Traits, int kWidth>
+__device__ __forceinline__ void copy_w(const MmaCopies& copies, int k_left, std::uint32_t s_w,
+                                       int half) {
   constexpr int kCount = Traits::kCopies / kWidth;
-  const int rows = static_cast<int>(min(args.m - first_m, std::int64_t{Traits::kTile}));
-  const auto* g_w = static_cast<const std::uint16_t*>(args.w);
-  const bool has_k = walk.k < args.k - first_k;
-  const std::uint16_t* source = g_w + first_k + walk.k;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int row = walk.x + (half * kCount + i) * walk.dx;
-    const bool is_valid = has_k && row < rows;
-    device::copy_async<kWidth * 2>(device::shared_address(s_w + Traits::w_at(row, walk.k)),
-                                   is_valid ? source + (first_m + row) * args.stride_w_m : g_w,
-                                   is_valid ? kWidth * 2 : 0);
+    const int copy = half * kCount + i;
+    const bool is_valid = w_copy_is_valid<Traits, kWidth>(copies, k_left, copy);
+    device::copy_async<kWidth * 2>(s_w + w_copy_at<Traits, kWidth>(copies, copy),
+                                   copies.w + copy * copies.w_step, is_valid ? kWidth * 2 : 0);
   }
 }
 
 template <typename Traits, int kWidth>
-__device__ __forceinline__ void copy_e(const StageArgs& args, const Column& column, int first_k,
-                                       const Walk& walk, std::uint16_t* s_e, int half) {
+__device__ __forceinline__ void copy_e(const MmaCopies& copies, int k_left, std::uint32_t s_e,
+                                       int half) {
   constexpr int kCount = Traits::kCopies / kWidth;
-  const auto* g_e = static_cast<const std::uint16_t*>(args.e);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const int k = walk.k + (half * kCount + i) * walk.dk;
-    const bool is_valid = column.out >= 0 && k < args.k - first_k;
-    device::copy_async<kWidth * 2>(
-        device::shared_address(s_e + Traits::e_at(k, walk.x)),
-        is_valid ? g_e + column.e + (first_k + k) * args.stride_e_k : g_e,
-        is_valid ? kWidth * 2 : 0);
+    const int copy = half * kCount + i;
+    const bool is_valid = e_copy_is_valid<Traits, kWidth>(copies, k_left, copy);
+    device::copy_async<kWidth * 2>(s_e + e_copy_at<Traits, kWidth>(copies, copy),
+                                   copies.e + copy * copies.e_step, is_valid ? kWidth * 2 : 0);
   }
 }
 
@@ -108,84 +163,101 @@ struct MmaSingles {
 
 // Starts the copies of half a block; single elements end in `singles`.
 template <typename Traits>
-__device__ __forceinline__ void begin_half(const StageArgs& args, std::int64_t first_m, int first_k,
+__device__ __forceinline__ void begin_half(const StageArgs& args, const MmaCopies& copies,
+                                           std::int64_t first_m, int first_k,
                                            typename Traits::Shared& shared, int stage, int half,
                                            MmaSingles<Traits>& singles) {
-  const Walk w = make_walk<Traits>(args.w_width, !args.w_m_inner);
+  const int k_left = args.k - first_k;
   if (args.w_width == 8) {
-    copy_w<Traits, 8>(args, first_m, first_k, w, shared.w[stage], half);
-  } else if (args.w_width == 2) {
-    copy_w<Traits, 2>(args, first_m, first_k, w, shared.w[stage], half);
+    copy_w<Traits, 8>(copies, k_left, device::shared_address(shared.w[stage]), half);
+  } else if (!Traits::kSingles || args.w_width == 2) {
+    copy_w<Traits, 2>(copies, k_left, device::shared_address(shared.w[stage]), half);
+  } else if (!args.w_m_inner) {
+#pragma unroll
+    for (int i = 0; i < Traits::kCopies; ++i) {
+      const int copy = half * Traits::kCopies + i;
+      singles.w[i] = w_copy_is_valid<Traits, 1>(copies, k_left, copy)
+                         ? copies.w[copy * copies.w_step]
+                         : std::uint16_t{0};
+    }
   } else {
+    const Walk w = make_walk<Traits>(1, false);
     const auto* g_w = static_cast<const std::uint16_t*>(args.w);
 #pragma unroll
     for (int i = 0; i < Traits::kCopies; ++i) {
-      const std::int64_t row = first_m + w.x + (half * Traits::kCopies + i) * w.dx;
+      const std::int64_t row = first_m + w.x;
       const int k = w.k + (half * Traits::kCopies + i) * w.dk;
-      singles.w[i] = row < args.m && k < args.k - first_k
+      singles.w[i] = row < args.m && k < k_left
                          ? g_w[row * args.stride_w_m + (first_k + k) * args.stride_w_k]
                          : std::uint16_t{0};
     }
   }
-  const Walk e = make_walk<Traits>(args.e_width, args.e_k_inner);
   if (args.e_width == 8) {
-    copy_e<Traits, 8>(args, shared.columns[e.x], first_k, e, shared.e[stage], half);
-  } else if (args.e_width == 2) {
-    copy_e<Traits, 2>(args, shared.columns[e.x], first_k, e, shared.e[stage], half);
+    copy_e<Traits, 8>(copies, k_left, device::shared_address(shared.e[stage]), half);
+  } else if (!Traits::kSingles || args.e_width == 2) {
+    copy_e<Traits, 2>(copies, k_left, device::shared_address(shared.e[stage]), half);
+  } else if (!args.e_k_inner) {
+#pragma unroll
+    for (int i = 0; i < Traits::kCopies; ++i) {
+      const int copy = half * Traits::kCopies + i;
+      singles.e[i] = e_copy_is_valid<Traits, 1>(copies, k_left, copy)
+                         ? copies.e[copy * copies.e_step]
+                         : std::uint16_t{0};
+    }
   } else {
+    const Walk e = make_walk<Traits>(1, true);
     const auto* g_e = static_cast<const std::uint16_t*>(args.e);
 #pragma unroll
     for (int i = 0; i < Traits::kCopies; ++i) {
       const Column& column = shared.columns[e.x + (half * Traits::kCopies + i) * e.dx];
       const int k = e.k + (half * Traits::kCopies + i) * e.dk;
-      singles.e[i] = column.out >= 0 && k < args.k - first_k
-                         ? g_e[column.e + (first_k + k) * args.stride_e_k]
-                         : std::uint16_t{0};
+      singles.e[i] = column.out >= 0 && k < k_left ? g_e[column.e + (first_k + k) * args.stride_e_k]
+                                                   : std::uint16_t{0};
     }
   }
 }
 
 // Stores the single elements of half a block.
 template <typename Traits>
-__device__ __forceinline__ void end_half(const StageArgs& args, typename Traits::Shared& shared,
-                                         int stage, int half, const MmaSingles<Traits>& singles) {
-  if (args.w_width == 1) {
-    const Walk w = make_walk<Traits>(1, !args.w_m_inner);
+__device__ __forceinline__ void end_half(const StageArgs& args, const MmaCopies& copies,
+                                         typename Traits::Shared& shared, int stage, int half,
+                                         const MmaSingles<Traits>& singles) {
+  if (Traits::kSingles && args.w_width == 1) {
+    const Walk w = make_walk<Traits>(1, false);
 #pragma unroll
     for (int i = 0; i < Traits::kCopies; ++i) {
-      const int at = half * Traits::kCopies + i;
-      shared.w[stage][Traits::w_at(w.x + at * w.dx, w.k + at * w.dk)] = singles.w[i];
+      const int copy = half * Traits::kCopies + i;
+      const int at = args.w_m_inner ? Traits::w_at(w.x, w.k + copy * w.dk)
+                                    : w_copy_at<Traits, 1>(copies, copy) / 2;
+      shared.w[stage][at] = singles.w[i];
     }
   }
-  if (args.e_width == 1) {
-    const Walk e = make_walk<Traits>(1, args.e_k_inner);
+  if (Traits::kSingles && args.e_width == 1) {
+    const Walk e = make_walk<Traits>(1, true);
 #pragma unroll
     for (int i = 0; i < Traits::kCopies; ++i) {
-      const int at = half * Traits::kCopies + i;
-      shared.e[stage][Traits::e_at(e.k + at * e.dk, e.x + at * e.dx)] = singles.e[i];
+      const int copy = half * Traits::kCopies + i;
+      const int at = args.e_k_inner ? Traits::e_at(e.k, e.x + copy * e.dx)
+                                    : e_copy_at<Traits, 1>(copies, copy) / 2;
+      shared.e[stage][at] = singles.e[i];
     }
   }
 }
 
-// One step of 16 k on this warp's part of the tile.
+// One step of 16 k on this warp's part of the tile. s_w and s_e: this lane's rows of the warp's
+// first matrices, at k = 0 of the block.
 template <typename Traits>
 __device__ __forceinline__ void multiply_step(float (&acc)[Traits::kMmaM][Traits::kMmaN][4],
-                                              const typename Traits::Shared& shared, int stage,
-                                              int first_k, int warp_m, int warp_n) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+                                              std::uint32_t s_w, std::uint32_t s_e, int step) {
   std::uint32_t w[Traits::kMmaM][4];
 #pragma unroll
   for (int i = 0; i < Traits::kMmaM; ++i) {
-    const int row = warp_m * Traits::kWarpM + i * 16 + lane % 16;
-    device::load_matrices(
-        w[i], device::shared_address(shared.w[stage] + Traits::w_at(row, first_k + lane / 16 * 8)));
+    device::load_matrices(w[i], (s_w ^ (step * 32)) + i * 16 * Traits::kBlockK * 2);
   }
 #pragma unroll
   for (int j = 0; j < Traits::kMmaN; j += 2) {
     std::uint32_t e[4];
-    const int column = warp_n * Traits::kWarpN + j * 8 + lane / 16 * 8;
-    device::load_matrices_transposed(
-        e, device::shared_address(shared.e[stage] + Traits::e_at(first_k + lane % 16, column)));
+    device::load_matrices_transposed(e, (s_e ^ (j * 16)) + step * 16 * Traits::kTile * 2);
 #pragma unroll
     for (int i = 0; i < Traits::kMmaM; ++i) {
       device::mma_m16n8k16<typename Traits::Element>(acc[i][j], w[i], e[0], e[1]);
@@ -242,18 +314,28 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[Traits::kMmaM][Traits
                                               int warp_n) {
   const int num_blocks =
       static_cast<int>((std::int64_t{args.k} + Traits::kBlockK - 1) / Traits::kBlockK);
+  MmaCopies copies = make_copies<Traits>(args, first_m, shared.columns);
   MmaSingles<Traits> singles;
 #pragma unroll 1
   for (int block = 0; block < Traits::kStages - 1; ++block) {
     if (block < num_blocks) {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        begin_half<Traits>(args, first_m, block * Traits::kBlockK, shared, block, half, singles);
-        end_half<Traits>(args, shared, block, half, singles);
+        begin_half<Traits>(args, copies, first_m, block * Traits::kBlockK, shared, block, half,
+                           singles);
+        end_half<Traits>(args, copies, shared, block, half, singles);
       }
+      copies.w += Traits::kBlockK;
+      copies.e += Traits::kBlockK * args.stride_e_k;
     }
     device::copy_async_commit();
   }
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t s_w = device::shared_address(
+      shared.w[0] + Traits::w_at(warp_m * Traits::kWarpM + lane % 16, lane / 16 * 8));
+  const std::uint32_t s_e = device::shared_address(
+      shared.e[0] + Traits::e_at(lane % 16, warp_n * Traits::kWarpN + lane / 16 * 8));
+  constexpr int kStageBytes = Traits::kTile * Traits::kBlockK * 2;
   int stage = 0;
   int next_stage = Traits::kStages - 1;
   for (int block = 0; block < num_blocks; ++block) {
@@ -264,20 +346,22 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[Traits::kMmaM][Traits
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (has_next) {
-        begin_half<Traits>(args, first_m, next * Traits::kBlockK, shared, next_stage, half,
+        begin_half<Traits>(args, copies, first_m, next * Traits::kBlockK, shared, next_stage, half,
                            singles);
       }
-      multiply_step<Traits>(acc, shared, stage, half * 16, warp_m, warp_n);
-      if (has_next) end_half<Traits>(args, shared, next_stage, half, singles);
+      multiply_step<Traits>(acc, s_w + stage * kStageBytes, s_e + stage * kStageBytes, half);
+      if (has_next) end_half<Traits>(args, copies, shared, next_stage, half, singles);
     }
     device::copy_async_commit();
+    copies.w += Traits::kBlockK;
+    copies.e += Traits::kBlockK * args.stride_e_k;
     stage = stage + 1 == Traits::kStages ? 0 : stage + 1;
     next_stage = next_stage + 1 == Traits::kStages ? 0 : next_stage + 1;
   }
 }
 
 template <typename Traits>
-__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile == kLargeTile ? 2 : 4)
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     lce_mma_kernel(const StageArgs args) {
   extern __shared__ __align__(128) unsigned char s_raw[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(s_raw);

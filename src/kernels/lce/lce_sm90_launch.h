@@ -12,21 +12,22 @@ struct StageLaunch {
   const LceParams& params;
   const LceConfig& config;
   int num_sms;
-  const void* w_packed;
+  const void* w_user_packed;
+  const void* w_cand_packed;
   float4* user_partial;
-  bool packs_weights;  // the launch before the user stage packs the weights
+  bool overlaps_previous;  // the launch before this one is a part of the same call
   cudaStream_t stream;
 };
 
 using LaunchFunction = void (*)(const StageLaunch&);
 
-// User stage and candidate stage of one tile width and element type.
+// The stages of one tile width and element type.
 struct Sm90Instance {
-  int tile_m;
-  DType dtype;
-  LaunchFunction user_narrow;  // one unit per CTA: fills the device with few users
-  LaunchFunction user_wide;    // two units per CTA share the weight tile
-  LaunchFunction candidate;
+  LaunchFunction user_narrow;     // one unit per CTA: fills the device with few users
+  LaunchFunction user_wide;       // two units per CTA share the weight tile
+  LaunchFunction candidate;       // one tensor
+  LaunchFunction candidate_list;  // up to lce_max_parts tensors
+  LaunchFunction dual;            // one tensor, no user stage
 };
 
 // Defined by instances/lce_sm90_m<tile_m>.cu.

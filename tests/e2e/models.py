@@ -96,7 +96,6 @@ class HandWritten(nn.Module):
         self.register_buffer("exact", torch.randn(4, 8, dtype=torch.float64))
         self.register_buffer("exact_packed", ikbo.prepack(self.exact[:, :6], [6]))
         self.register_buffer("w_fields", torch.randn(5, 7))
-        self.register_buffer("fields_packed", ikbo.prepack(self.w_fields[:, 4:], [1, 2]))
 
     def forward(
         self, user: dict[str, Tensor], item: tuple[Tensor, Tensor], cand_to_user: Tensor
@@ -114,7 +113,8 @@ class HandWritten(nn.Module):
         parts = [e_cand[:, :1], e_cand[:, 1:]]
         w_user, w_cand = self.w_fields[:, :4], self.w_fields[:, 4:]
         fields = ikbo.lce(e_user, parts, w_user, w_cand, None, cand_to_user)
-        fields_again = ikbo.lce(e_user, parts, w_user, self.fields_packed, None, cand_to_user)
+        packed = ikbo.prepack(w_cand, [1, 2])
+        fields_again = ikbo.lce(e_user, parts, w_user, packed, None, cand_to_user)
         return {
             "score": score.sum(1),
             "parts": [wide.t().contiguous().t(), item[1] > 0],

@@ -138,12 +138,18 @@ def test_nested_inputs_and_outputs_have_names(hand_written_package: Path) -> Non
 
 
 def test_lists_and_packed_weights_are_called_whole(hand_written_package: Path) -> None:
-    """Candidate embeddings in parts, and weights that were packed before, reach our kernels."""
+    """Candidate embeddings in parts and packed weights reach our kernels. A constant is packed when
+    the package is compiled, not when it is called."""
     manifest = read_manifest(hand_written_package)
     called = {"ikbo::linear.prepacked", "ikbo::lce.list", "ikbo::lce.prepacked"}
     assert called <= {op.name for op in manifest.ops}
     for case in manifest.replay:
         assert [run.op for run in case.kernels].count("lce") == 2
+    with zipfile.ZipFile(hand_written_package) as archive:
+        [calls] = [name for name in archive.namelist() if name.endswith(".wrapper.json")]
+        code = archive.read(calls).decode()
+    assert all(f'"{name}"' in code for name in called)
+    assert '"ikbo::prepack"' not in code
 
 
 def test_weights_that_are_views_do_not_bloat_the_package(hand_written_package: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ikbo import CandidateIndex, nn
 from tests.nn.plain import PlainAttention, PlainCompression, PlainLinear
@@ -50,18 +51,18 @@ class Plain(torch.nn.Module):
         self.head = torch.nn.Linear(32 + COMPRESSED * WIDTH, 1)
 
     def forward(self, history: Tensor, lengths: Tensor, e_user: Tensor, e_cand: Tensor) -> Tensor:
-        mask = torch.arange(HISTORY) < lengths[:, None]
+        mask = torch.arange(HISTORY, device=lengths.device) < lengths[:, None]
         interest = self.attention(e_cand[:, :1], history, mask).squeeze(1)
         fields = self.compression(e_user, e_cand)
         hidden = self.hidden(e_user[:, 0], interest)
         return self.head(torch.cat([hidden, fields.flatten(1)], dim=1)).squeeze(1)
 
 
-def requests(order: str) -> list[tuple[list[Tensor], Tensor, Tensor, CandidateIndex]]:
+def requests(order: str, steps: int) -> list[tuple[list[Tensor], Tensor, Tensor, CandidateIndex]]:
     """Batches of (user tensors, candidate embeddings, labels, index)."""
     generator = torch.Generator().manual_seed(11)
     batches = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         counts = torch.randint(1, 12, (USERS,), generator=generator)
         index = CandidateIndex.from_counts(counts)
         if order == "shuffled":
@@ -78,13 +79,14 @@ def requests(order: str) -> list[tuple[list[Tensor], Tensor, Tensor, CandidateIn
     return batches
 
 
-def train(kind: str, order: str) -> Tensor:
+def train(kind: str, order: str, *, steps: int = STEPS, device: str = "cpu") -> Tensor:
     """The losses of all steps, from the same initial weights."""
     torch.manual_seed(7)
-    model = Split() if kind == "split" else Plain()
+    model = (Split() if kind == "split" else Plain()).to(device)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     losses = []
-    for user, e_cand, labels, index in requests(order):
+    for on_cpu in requests(order, steps):
+        user, e_cand, labels, index = pytree.tree_map(lambda x: x.to(device), on_cpu)
         if kind == "split":
             scores = model(*user, e_cand, index)
         else:
@@ -95,7 +97,7 @@ def train(kind: str, order: str) -> Tensor:
         loss.backward()
         optimiser.step()
         losses.append(loss.detach())
-    return torch.stack(losses)
+    return torch.stack(losses).cpu()
 
 
 @pytest.fixture(autouse=True)

@@ -67,12 +67,22 @@ struct LinearTiling {
   int split_k = 1;    // CTAs that share one tile's sum
 };
 
+// How the sm_90a kernel gets rows of a matrix into shared memory.
+enum class LinearFeed : std::int8_t {
+  kTma,      // by the copy engine: rows at multiples of 16 bytes
+  kAsync,    // by asynchronous copies of 4 bytes: rows at multiples of 4 bytes
+  kElement,  // one element at a time
+  kCopied,   // by the copy engine, from an aligned copy in the workspace; weights alone
+};
+
 struct LinearConfig {
   LinearKernel kernel = LinearKernel::kSimt;
   LinearTiling user;
   LinearTiling candidate;
-  bool copies_w_user = false;  // the weight's strides do not suit the copy engine: an aligned copy
-  bool copies_w_cand = false;  // is made in the workspace first
+  LinearFeed x_user = LinearFeed::kTma;
+  LinearFeed x_cand = LinearFeed::kTma;
+  LinearFeed w_user = LinearFeed::kTma;
+  LinearFeed w_cand = LinearFeed::kTma;
 };
 
 std::string to_string(const LinearConfig& config);

@@ -12,6 +12,11 @@
 #include "cpu/lce_config.h"
 #include "cpu/linear_config.h"
 #include "ikbo/target_attention.h"
+#ifdef IKBO_WITH_CUDA
+#include <torch/csrc/stable/accelerator.h>
+
+#include "ikbo/linear.h"
+#endif
 
 namespace ikbo::ops {
 namespace {
@@ -83,6 +88,29 @@ constexpr std::array kCpuSelectors{
     Selector{"target_attention", "[Q, S, H, H_kv, D]", 5, select_target_attention},
 };
 
+#ifdef IKBO_WITH_CUDA
+// On the current device, for contiguous tensors.
+std::string select_linear_cuda(const Query& query) {
+  if (query.dtype == "float64") {
+    return "composite";
+  }
+  const LinearParams params{
+      .num_users = static_cast<int32_t>(query.num_users),
+      .num_candidates = static_cast<int32_t>(query.num_candidates),
+      .m = static_cast<int32_t>(query.dims[0]),
+      .k_user = static_cast<int32_t>(query.dims[1]),
+      .k_cand = static_cast<int32_t>(query.dims[2]),
+      .dtype = query.is_16_bit() ? DType::kFloat16 : DType::kFloat32,
+      .stride_x_user_u = query.dims[1],
+      .stride_x_cand_b = query.dims[2],
+      .stride_w_user_m = query.dims[1],
+      .stride_w_cand_m = query.dims[2],
+  };
+  const auto device = torch::stable::accelerator::getCurrentDeviceIndex();
+  return to_string(select_linear_config(params, query_device_limits(device)));
+}
+#endif
+
 // Devices without kernels of ours all run the composite.
 std::string select_kernel(const std::string& op, const std::string& device,
                           const std::string& dtype, int64_t num_users, int64_t num_candidates,
@@ -93,8 +121,13 @@ std::string select_kernel(const std::string& op, const std::string& device,
     }
     STD_TORCH_CHECK(dims.size() == selector.num_dims, "ikbo::_select_kernel: dims of ", op,
                     " must be ", selector.dims, "; got ", dims.size(), " values");
-    return device == "cpu" ? selector.select({dtype, num_users, num_candidates, dims})
-                           : "composite";
+    const Query query{dtype, num_users, num_candidates, dims};
+#ifdef IKBO_WITH_CUDA
+    if (device == "cuda" && op == "linear") {
+      return select_linear_cuda(query);
+    }
+#endif
+    return device == "cpu" ? selector.select(query) : "composite";
   }
   STD_TORCH_CHECK(false, "ikbo::_select_kernel: op must be an operator of ikbo; got '", op, "'");
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "ikbo/linear.h"
 
@@ -43,12 +44,33 @@ TEST(LinearConfig, TensorCoresFor16BitTypesOnHopper) {
   }
 }
 
-TEST(LinearConfig, AnyNumberOfColumnsIsReadInPlace) {
-  for (const int k : {1, 7, 8, 63, 866, 1023, 4096}) {
+TEST(LinearConfig, AlignmentDecidesHowRowsAreRead) {
+  const auto feeds = [](int k) {
     const LinearConfig config = select_linear_config(make_params(3, 100, 64, k, k), kHopper);
     EXPECT_EQ(config.kernel, LinearKernel::kSm90) << k;
-    EXPECT_EQ(config.copies_w_cand, k % 2 != 0) << k;  // four rows of W must make 16 bytes
+    return std::pair(config.x_cand, config.w_cand);
+  };
+  for (const int k : {8, 64, 4096}) {
+    EXPECT_EQ(feeds(k), std::pair(LinearFeed::kTma, LinearFeed::kTma)) << k;
   }
+  for (const int k : {2, 500, 866}) {
+    EXPECT_EQ(feeds(k), std::pair(LinearFeed::kAsync, LinearFeed::kAsync)) << k;
+  }
+  for (const int k : {1, 63, 1023}) {
+    EXPECT_EQ(feeds(k), std::pair(LinearFeed::kElement, LinearFeed::kCopied)) << k;
+  }
+  LinearParams shifted = make_params(3, 100, 64, 128, 96);
+  shifted.x_cand = reinterpret_cast<const void*>(std::uintptr_t{4});
+  EXPECT_EQ(select_linear_config(shifted, kHopper).x_cand, LinearFeed::kAsync);
+  shifted.x_cand = reinterpret_cast<const void*>(std::uintptr_t{2});
+  EXPECT_EQ(select_linear_config(shifted, kHopper).x_cand, LinearFeed::kElement);
+}
+
+TEST(LinearConfig, ManyTilesReadACopyOfAnUnalignedWeight) {
+  const LinearConfig config =
+      select_linear_config(make_params(1429, 100000, 433, 1178, 866), kHopper);
+  EXPECT_EQ(config.w_cand, LinearFeed::kCopied);
+  EXPECT_EQ(config.x_cand, LinearFeed::kAsync);
 }
 
 TEST(LinearConfig, StridesDecide) {
@@ -58,9 +80,9 @@ TEST(LinearConfig, StridesDecide) {
   EXPECT_EQ(selected(transposed), "linear_simt");
   LinearParams repeated = make_params(3, 100, 64, 128, 96);
   repeated.stride_x_cand_b = 0;
-  EXPECT_EQ(selected(repeated), "linear_simt");
+  EXPECT_EQ(select_linear_config(repeated, kHopper).x_cand, LinearFeed::kAsync);
   repeated.num_candidates = 1;  // the stride of one row does not count
-  EXPECT_EQ(select_linear_config(repeated, kHopper).kernel, LinearKernel::kSm90);
+  EXPECT_EQ(select_linear_config(repeated, kHopper).x_cand, LinearFeed::kTma);
 
   LinearParams weights = make_params(3, 100, 64, 128, 96);
   weights.stride_w_user_m = 224;  // columns of one weight for both
@@ -68,10 +90,11 @@ TEST(LinearConfig, StridesDecide) {
   weights.stride_w_cand_k = 64;
   const LinearConfig config = select_linear_config(weights, kHopper);
   EXPECT_EQ(config.kernel, LinearKernel::kSm90);
-  EXPECT_FALSE(config.copies_w_user);
-  EXPECT_TRUE(config.copies_w_cand);
+  EXPECT_EQ(config.w_user, LinearFeed::kTma);
+  EXPECT_EQ(config.w_cand, LinearFeed::kCopied);
   EXPECT_EQ(linear_workspace_bytes(weights, config),
             3 * 64 * sizeof(float) + 64 * 96 * sizeof(std::uint16_t));
+  EXPECT_NE(to_string(config).find(",w_cand=copied>"), std::string::npos) << to_string(config);
 }
 
 TEST(LinearConfig, EmptySidesRunTheGenericKernel) {

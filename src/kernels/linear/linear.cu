@@ -88,17 +88,19 @@ void run_sm90(const LinearParams& p, const LinearConfig& config, const DeviceLim
               cudaStream_t stream) {
   const WorkspaceLayout layout = make_workspace_layout(p, config);
   auto* workspace = static_cast<unsigned char*>(p.workspace);
-  RowMatrix w_user{p.w_user, p.stride_w_user_m, p.m, p.k_user};
-  RowMatrix w_cand{p.w_cand, p.stride_w_cand_m, p.m, p.k_cand};
+  RowMatrix w_user{p.w_user, p.stride_w_user_m, p.m, p.k_user, config.w_user};
+  RowMatrix w_cand{p.w_cand, p.stride_w_cand_m, p.m, p.k_cand, config.w_cand};
   CopyArgs copy_user{};
   CopyArgs copy_cand{};
-  if (config.copies_w_user) {
-    w_user = {workspace + layout.w_user_copy, copied_stride(p.k_user), p.m, p.k_user};
+  if (config.w_user == LinearFeed::kCopied) {
+    w_user = {workspace + layout.w_user_copy, copied_stride(p.k_user), p.m, p.k_user,
+              LinearFeed::kTma};
     copy_user = make_copy(p, p.w_user, p.stride_w_user_m, p.stride_w_user_k, p.k_user,
                           workspace + layout.w_user_copy);
   }
-  if (config.copies_w_cand) {
-    w_cand = {workspace + layout.w_cand_copy, copied_stride(p.k_cand), p.m, p.k_cand};
+  if (config.w_cand == LinearFeed::kCopied) {
+    w_cand = {workspace + layout.w_cand_copy, copied_stride(p.k_cand), p.m, p.k_cand,
+              LinearFeed::kTma};
     copy_cand = make_copy(p, p.w_cand, p.stride_w_cand_m, p.stride_w_cand_k, p.k_cand,
                           workspace + layout.w_cand_copy);
   }
@@ -106,17 +108,17 @@ void run_sm90(const LinearParams& p, const LinearConfig& config, const DeviceLim
   StageLaunch launch{.params = p,
                      .stage = Stage::kUser,
                      .tiling = config.user,
-                     .x = {p.x_user, p.stride_x_user_u, p.num_users, p.k_user},
+                     .x = {p.x_user, p.stride_x_user_u, p.num_users, p.k_user, config.x_user},
                      .w = w_user,
                      .user_partial = reinterpret_cast<float*>(workspace + layout.user_partial),
                      .partial_columns = partial_columns(p, config),
                      .num_sms = limits.num_sms,
-                     .copies_weights = config.copies_w_user || config.copies_w_cand,
+                     .copies_weights = copy_user.count + copy_cand.count > 0,
                      .stream = stream};
   launch_tiling(launch);
   launch.stage = Stage::kCandidate;
   launch.tiling = config.candidate;
-  launch.x = {p.x_cand, p.stride_x_cand_b, p.num_candidates, p.k_cand};
+  launch.x = {p.x_cand, p.stride_x_cand_b, p.num_candidates, p.k_cand, config.x_cand};
   launch.w = w_cand;
   launch_tiling(launch);
 }

@@ -15,24 +15,38 @@ using linear_impl::ceil_div;
 using linear_impl::kBlockK;
 
 struct Matrix {
+  const void* data;
   std::int64_t rows;
   std::int64_t k;
   std::int64_t stride_row;
   std::int64_t stride_k;
 };
 
-// The copy engine counts elements along a group of rows in 31 bits.
-constexpr std::int64_t kMaxGroupElements = std::numeric_limits<std::int32_t>::max() / 2;
+// Rows whose elements are neighbours; a single row has any stride.
+bool has_dense_rows(const Matrix& x) { return x.stride_k == 1 || x.k == 1; }
 
-// Rows whose elements are neighbours, the rows in order and apart; a single row has any stride.
-bool has_dense_rows(const Matrix& x) {
-  return (x.stride_k == 1 || x.k == 1) && x.k <= kMaxGroupElements &&
-         (x.rows == 1 || (x.stride_row >= x.k && x.stride_row <= kMaxGroupElements / 8));
+// Whether every row starts at a multiple of `bytes`.
+bool is_aligned(const Matrix& x, int bytes) {
+  return reinterpret_cast<std::uintptr_t>(x.data) % bytes == 0 &&
+         (x.rows == 1 || x.stride_row * 2 % bytes == 0);
 }
 
-// Four rows of a weight must have a stride of 16 bytes.
-bool needs_copy(const Matrix& w) {
-  return !has_dense_rows(w) || (w.rows > 1 && linear_impl::rows_per_group(w.stride_row) > 4);
+LinearFeed feed_of_x(const Matrix& x) {
+  // The copy engine wants positive strides below 2^40 bytes.
+  const bool has_tma_stride = x.rows == 1 || (x.stride_row > 0 && x.stride_row < 1LL << 39);
+  if (is_aligned(x, 16) && has_tma_stride) return LinearFeed::kTma;
+  return is_aligned(x, 4) ? LinearFeed::kAsync : LinearFeed::kElement;
+}
+
+// A copy costs a launch. It is worth that where many tiles read the weight, and needed where the
+// threads are not to copy it too.
+LinearFeed feed_of_w(const Matrix& w, LinearFeed x, const LinearTiling& tiling) {
+  if (!has_dense_rows(w)) return LinearFeed::kCopied;
+  const LinearFeed feed = feed_of_x(w);
+  if (feed == LinearFeed::kTma) return feed;
+  const bool is_copied =
+      feed == LinearFeed::kElement || x == LinearFeed::kElement || tiling.tile_rows == 128;
+  return is_copied ? LinearFeed::kCopied : feed;
 }
 
 // Clocks of a stage with a tiling. One SM takes in some 50 bytes a clock from L2; a matrix
@@ -95,8 +109,15 @@ std::string to_string(const LinearConfig& config) {
   if (config.kernel == LinearKernel::kSimt) return "linear_simt";
   std::string text =
       "linear_sm90<user=" + to_string(config.user) + ",cand=" + to_string(config.candidate);
-  if (config.copies_w_user) text += ",copies w_user";
-  if (config.copies_w_cand) text += ",copies w_cand";
+  const auto add = [&text](const char* name, LinearFeed feed) {
+    constexpr const char* kNames[] = {"tma", "async", "element", "copied"};
+    if (feed != LinearFeed::kTma)
+      text += std::string(",") + name + "=" + kNames[static_cast<int>(feed)];
+  };
+  add("x_user", config.x_user);
+  add("x_cand", config.x_cand);
+  add("w_user", config.w_user);
+  add("w_cand", config.w_cand);
   return text + ">";
 }
 
@@ -104,17 +125,22 @@ LinearConfig select_linear_config(const LinearParams& p, const DeviceLimits& lim
   const bool is_16_bit = p.dtype == DType::kFloat16 || p.dtype == DType::kBFloat16;
   const bool has_work =
       p.num_users > 0 && p.num_candidates > 0 && p.m > 0 && p.k_user > 0 && p.k_cand > 0;
-  const Matrix x_user{p.num_users, p.k_user, p.stride_x_user_u, p.stride_x_user_k};
-  const Matrix x_cand{p.num_candidates, p.k_cand, p.stride_x_cand_b, p.stride_x_cand_k};
+  const Matrix x_user{p.x_user, p.num_users, p.k_user, p.stride_x_user_u, p.stride_x_user_k};
+  const Matrix x_cand{p.x_cand, p.num_candidates, p.k_cand, p.stride_x_cand_b, p.stride_x_cand_k};
+  const Matrix w_user{p.w_user, p.m, p.k_user, p.stride_w_user_m, p.stride_w_user_k};
+  const Matrix w_cand{p.w_cand, p.m, p.k_cand, p.stride_w_cand_m, p.stride_w_cand_k};
   if (limits.compute_capability != 90 || !is_16_bit || !has_work || !has_dense_rows(x_user) ||
       !has_dense_rows(x_cand)) {
     return {};
   }
-  return {.kernel = LinearKernel::kSm90,
-          .user = select_tiling(p.num_users, p.m, p.k_user, limits),
-          .candidate = select_tiling(p.num_candidates, p.m, p.k_cand, limits),
-          .copies_w_user = needs_copy({p.m, p.k_user, p.stride_w_user_m, p.stride_w_user_k}),
-          .copies_w_cand = needs_copy({p.m, p.k_cand, p.stride_w_cand_m, p.stride_w_cand_k})};
+  LinearConfig config{.kernel = LinearKernel::kSm90,
+                      .user = select_tiling(p.num_users, p.m, p.k_user, limits),
+                      .candidate = select_tiling(p.num_candidates, p.m, p.k_cand, limits),
+                      .x_user = feed_of_x(x_user),
+                      .x_cand = feed_of_x(x_cand)};
+  config.w_user = feed_of_w(w_user, config.x_user, config.user);
+  config.w_cand = feed_of_w(w_cand, config.x_cand, config.candidate);
+  return config;
 }
 
 std::size_t linear_workspace_bytes(const LinearParams& params, const LinearConfig& config) {

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 
 #include "ikbo/linear.h"
 
@@ -14,18 +13,11 @@ namespace ikbo::linear_impl {
 
 inline constexpr int kBlockK = 64;      // k per pipeline stage: one 128-byte swizzled row of 16-bit
 inline constexpr int kThreads = 128;    // threads of a warpgroup
-inline constexpr int kWeightGroup = 4;  // rows of W that lie in one group (linear_sm90.cuh)
 inline constexpr std::array<int, 6> kTileWidths = {64, 128, 160, 192, 224, 256};
 
 template <typename T>
 constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
-}
-
-// The smallest number of rows whose stride is a multiple of 16 bytes, for rows `stride` 16-bit
-// elements apart: 1, 2, 4 or 8.
-constexpr int rows_per_group(std::int64_t stride) {
-  return static_cast<int>(8 / std::gcd(stride, std::int64_t{8}));
 }
 
 // Row stride of a weight's copy in the workspace.
@@ -48,14 +40,16 @@ struct WorkspaceLayout {
 inline WorkspaceLayout make_workspace_layout(const LinearParams& params,
                                              const LinearConfig& config) {
   const auto align = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
-  const auto copy_bytes = [&](bool is_copied, int k) {
-    return is_copied ? align(static_cast<std::size_t>(params.m) * copied_stride(k) * 2) : 0;
+  const auto copy_bytes = [&](LinearFeed feed, int k) {
+    return feed == LinearFeed::kCopied
+               ? align(static_cast<std::size_t>(params.m) * copied_stride(k) * 2)
+               : 0;
   };
   WorkspaceLayout layout;
   layout.w_user_copy = align(static_cast<std::size_t>(params.num_users) *
                              partial_columns(params, config) * sizeof(float));
-  layout.w_cand_copy = layout.w_user_copy + copy_bytes(config.copies_w_user, params.k_user);
-  layout.total_bytes = layout.w_cand_copy + copy_bytes(config.copies_w_cand, params.k_cand);
+  layout.w_cand_copy = layout.w_user_copy + copy_bytes(config.w_user, params.k_user);
+  layout.total_bytes = layout.w_cand_copy + copy_bytes(config.w_cand, params.k_cand);
   return layout;
 }
 

@@ -2,26 +2,27 @@
 // One stage (user or candidate) of linear on Hopper: D[rows, M] = X W^T by TMA and wgmma.
 //
 // A CTA has `kConsumers` consumer warpgroups, each with 64 rows of X against the same kTileM rows
-// of W, and one producer warp:
-//   producer   waits for an empty stage, then loads 64 k of the tile's rows of X and of W.
+// of W, and producers:
+//   producers  wait for an empty stage, then fill it with 64 k of the tile's rows of X and of W:
+//   one
+//              thread by the copy engine (TMA) what lies at multiples of 16 bytes, all of a
+//              warpgroup by asynchronous copies of 4 bytes, or by plain loads, what does not.
 //   consumers  wait for a full stage, issue wgmma, release the stage before; at the end of a tile
 //              they run the stage's epilogue (linear_sm90_epilogue.cuh) from their registers.
 // CTAs are persistent over tiles, or a cluster of them shares one tile's sum over k (split_k).
 //
-// Rows come in groups (RowBoxes): row g * G + r of a tensor lies at residue r of group g, and one
-// box takes one residue of consecutive groups. Two reasons:
-//   X: the copy engine wants strides of 16 bytes. A group of G rows has such a stride when one row
-//      has not (K = 866), and a box may start at any element of it.
-//   W: with G = 4, a thread's accumulators of 32 columns hold 8 neighbours in M, so that partials
-//      are read and outputs written 16 bytes a thread, with no exchange between threads.
-// A box of a group whose rows are not 16-byte aligned runs into the next row past K. There the
-// consumers clear both operands' tails in shared memory before the last block's wgmma: a NaN of one
-// row must not reach another through 0 * NaN.
-// Programmatic dependent launch: the candidate grid starts while the user grid runs and waits for
-// it only before it reads the first partial.
+// Row c of a tile of W in shared memory is row 4 * (c % (kTileM / 4)) + c / (kTileM / 4) of the
+// tile: a thread's accumulators of 32 columns then hold 8 neighbours in M, so that partials are
+// read and outputs written 16 bytes a thread, with no exchange between threads. For the copy engine
+// that is four boxes, one per residue modulo 4 of the row. Two maps keep it inside of W when M is
+// no multiple of 4: one of the residues that the last, partial group of four has, one of the
+// others. What lies outside of X or W, past K too, is zero in shared memory. Programmatic dependent
+// launch: the candidate grid starts while the user grid runs and waits for it only before it reads
+// the first partial.
 #pragma once
 
 #include "kernels/device/ptx_cluster.cuh"
+#include "kernels/device/ptx_cp_async.cuh"
 #include "kernels/device/ptx_mbarrier.cuh"
 #include "kernels/device/ptx_tma.cuh"
 #include "kernels/device/ptx_wgmma.cuh"
@@ -29,20 +30,17 @@
 
 namespace ikbo::linear_impl {
 
-// How a tile's rows are found through two tensor maps (innermost: elements of a group; rows of a
-// group; groups). The first map holds every group that has residue r < remainder, the second the
-// groups that have all G residues: neither reads past the last row.
-struct RowBoxes {
-  int log2_group;
-  int remainder;  // rows of the last group, 1..G
-  int offset;     // elements from the map's base, which is 16-byte aligned, to the first row
-  int x_step;     // per residue: elements along a group, where its rows are not 16-byte aligned,
-  int y_step;     // else 1 row
+// Rows [rows, k] of X or W, k contiguous.
+struct RowSource {
+  const void* data;
+  std::int64_t stride;
+  int rows;
+  LinearFeed feed;  // any but kCopied
 };
 
 struct Sm90Args {
-  RowBoxes x;
-  RowBoxes w;
+  RowSource x;
+  RowSource w;
   float* user_partial;               // [U, partial_columns]; written by the user stage
   std::int64_t partial_columns;      // read by the candidate stage
   const void* bias;                  // [M], user stage; may be nullptr
@@ -50,21 +48,17 @@ struct Sm90Args {
   void* out;                         // [B, M]
   Activation activation;
   int m;
-  int num_rows;
+  int k;
   int num_tiles;
   int num_tiles_m;
   int num_blocks_k;  // ceil(K / 64)
-  int last_k;        // k of the last block, 1..64
   int split_k;       // at most num_blocks_k
-  bool clears_x;     // tails of X (W) in the last block are not zero yet
-  bool clears_w;
 };
 
 struct Sm90Maps {
   const CUtensorMap* x;
-  const CUtensorMap* x_full;
-  const CUtensorMap* w;
-  const CUtensorMap* w_full;
+  const CUtensorMap* w;       // residues of the last, partial group of four rows
+  const CUtensorMap* w_full;  // the others
 };
 
 template <typename ElementT, int kTileMT, int kConsumersT>
@@ -73,9 +67,8 @@ struct Sm90Traits {
   static constexpr int kTileM = kTileMT;
   static constexpr int kConsumers = kConsumersT;
   static constexpr int kTileRows = 64 * kConsumers;
-  // One small tile leaves room for a second CTA; two consumers want the producer's registers.
   static constexpr int kCtasPerSm = kConsumers == 1 ? 2 : 1;
-  static constexpr int kNumThreads = kConsumers == 1 ? kThreads + 32 : (kConsumers + 1) * kThreads;
+  static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
   static constexpr int kRowBytes = kBlockK * 2;
   static constexpr int kStageBytes = (kTileRows + kTileM) * kRowBytes;
   // 228 KB per SM, of which each CTA costs 1 KB, and its base's alignment another.
@@ -121,34 +114,127 @@ struct Mainloop {
     }
   }
 
+  __device__ __forceinline__ bool has_copies() const {
+    return args.x.feed != LinearFeed::kTma || args.w.feed != LinearFeed::kTma;
+  }
+  __device__ __forceinline__ int tma_bytes() const {
+    return (args.x.feed == LinearFeed::kTma ? kTileRows * Traits::kRowBytes : 0) +
+           (args.w.feed == LinearFeed::kTma ? kTileM * Traits::kRowBytes : 0);
+  }
+
   __device__ __forceinline__ void init_barriers() const {
     for (int s = 0; s < kStages; ++s) {
-      device::mbarrier_init(full(s), 1);
+      device::mbarrier_init(full(s), (tma_bytes() > 0 ? 1 : 0) + (has_copies() ? kThreads : 0));
       device::mbarrier_init(empty(s), kConsumerThreads / 32);
     }
     device::mbarrier_init_fence();
   }
 
-  // One box per residue; residue r's rows follow those of r - 1 in shared memory.
-  __device__ __forceinline__ void load_rows(std::uint32_t s_rows, const RowBoxes& boxes,
-                                            const CUtensorMap* map, const CUtensorMap* map_full,
-                                            int tile_rows, int first_row, int k) const {
-    const int box_bytes = (tile_rows >> boxes.log2_group) * Traits::kRowBytes;
-    for (int r = 0; r < 1 << boxes.log2_group; ++r) {
-      device::tma_load_3d(s_rows + r * box_bytes, r < boxes.remainder ? map : map_full, full(stage),
-                          boxes.offset + r * boxes.x_step + k, r * boxes.y_step,
-                          first_row >> boxes.log2_group);
+  // Row of the tile of W that lies at row c of its shared memory.
+  __device__ __forceinline__ static int weight_row(int c) {
+    return 4 * (c % (kTileM / 4)) + c / (kTileM / 4);
+  }
+
+  __device__ __forceinline__ void load_by_tma(const Sm90Maps& maps, std::uint32_t s_stage,
+                                              int first_row, int first_m, int k) const {
+    device::mbarrier_arrive_expect_bytes(full(stage), tma_bytes());
+    if (args.x.feed == LinearFeed::kTma) {
+      device::tma_load_3d(s_stage, maps.x, full(stage), k, 0, first_row);
+    }
+    if (args.w.feed == LinearFeed::kTma) {
+      const int last_group = (args.m - 1) % 4 + 1;  // rows of it
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        device::tma_load_3d(s_stage + (kTileRows + r * (kTileM / 4)) * Traits::kRowBytes,
+                            r < last_group ? maps.w : maps.w_full, full(stage), k, r, first_m / 4);
+      }
     }
   }
 
-  __device__ __forceinline__ void produce_tile(const Sm90Maps& maps, int first_row, int first_m) {
+  // By all producer threads: a warp copies the 128 bytes of a row, a thread 4 of them.
+  struct Word {
+    int k;      // of its first element
+    int bytes;  // of it that lie inside of k
+    int lane;
+
+    __device__ __forceinline__ std::uint32_t address(std::uint32_t s_rows, int row) const {
+      return s_rows + row * Traits::kRowBytes + (((lane / 4) ^ (row & 7)) << 4) + lane % 4 * 4;
+    }
+  };
+
+  // `row_of` gives the row of the tensor that lies at a row of shared memory.
+  template <int kRows, typename RowOf>
+  __device__ __forceinline__ void copy_rows(const RowSource& source, std::uint32_t s_rows,
+                                            const Word& word, int warp, const RowOf& row_of) const {
+    // NOTE: not unrolled; the producers have 40 registers.
+#pragma unroll 1
+    for (int i = warp; i < kRows; i += kThreads / 32) {
+      const int row = row_of(i);
+      const int bytes = row < source.rows ? word.bytes : 0;
+      const auto* g_data = static_cast<const std::uint16_t*>(source.data);
+      device::cp_async_4(word.address(s_rows, i),
+                         g_data + (bytes > 0 ? row * source.stride + word.k : 0), bytes);
+    }
+  }
+
+  // The same for rows of x at odd elements, by plain loads, four rows at a time.
+  __device__ __forceinline__ void copy_elements(std::uint32_t s_rows, const Word& word, int warp,
+                                                int first_row) const {
+    constexpr int kBatch = 4;
+    constexpr int kWarps = kThreads / 32;
+#pragma unroll 1
+    for (int first = warp; first < kTileRows; first += kBatch * kWarps) {
+      std::uint32_t values[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        const int row = first_row + first + j * kWarps;
+        const int bytes = row < args.x.rows ? word.bytes : 0;
+        const auto* g = static_cast<const std::uint16_t*>(args.x.data) +
+                        (bytes > 0 ? row * args.x.stride + word.k : 0);
+        values[j] = bytes > 0 ? g[0] : 0;
+        if (bytes > 2) values[j] |= static_cast<std::uint32_t>(g[1]) << 16;
+      }
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(word.address(s_rows, first + j * kWarps)),
+                     "r"(values[j])
+                     : "memory");
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy_stage(std::uint32_t s_stage, int first_row, int first_m,
+                                             int block, int thread) const {
+    const int lane = thread % 32;
+    const int warp = thread / 32;
+    const int k = block * kBlockK + lane * 2;
+    const Word word{k, min(max(args.k - k, 0), 2) * 2, lane};
+    if (args.x.feed == LinearFeed::kElement) {
+      copy_elements(s_stage, word, warp, first_row);
+      device::fence_smem_to_async();
+      device::mbarrier_arrive(full(stage));
+      return;
+    }
+    if (args.x.feed == LinearFeed::kAsync) {
+      copy_rows<kTileRows>(args.x, s_stage, word, warp,
+                           [first_row](int i) { return first_row + i; });
+    }
+    if (args.w.feed == LinearFeed::kAsync) {
+      copy_rows<kTileM>(args.w, s_stage + kTileRows * Traits::kRowBytes, word, warp,
+                        [first_m](int c) { return first_m + weight_row(c); });
+    }
+    device::cp_async_arrive(full(stage));
+  }
+
+  __device__ __forceinline__ void produce_tile(const Sm90Maps& maps, int first_row, int first_m,
+                                               int thread) {
     for (int block = first_block; block < end_block; ++block) {
       device::mbarrier_wait(empty(stage), phase ^ 1);
-      device::mbarrier_arrive_expect_bytes(full(stage), Traits::kStageBytes);
       const std::uint32_t s_stage = device::smem_address(shared.stages[stage]);
-      load_rows(s_stage, args.x, maps.x, maps.x_full, kTileRows, first_row, block * kBlockK);
-      load_rows(s_stage + kTileRows * Traits::kRowBytes, args.w, maps.w, maps.w_full, kTileM,
-                first_m, block * kBlockK);
+      if (thread == 0 && tma_bytes() > 0) {
+        load_by_tma(maps, s_stage, first_row, first_m, block * kBlockK);
+      }
+      if (has_copies()) copy_stage(s_stage, first_row, first_m, block, thread);
       advance();
     }
   }
@@ -193,25 +279,10 @@ struct Mainloop {
     }
   }
 
-  // Zeroes [last_k, 16 * num_steps) of every row that needs it, by all consumer threads.
-  __device__ __forceinline__ void clear_tails(int num_steps) const {
-    const int begin = args.clears_x ? 0 : kTileRows;
-    const int end = args.clears_w ? kTileRows + kTileM : kTileRows;
-    for (int row = begin + static_cast<int>(threadIdx.x); row < end; row += kConsumerThreads) {
-      auto* s_row = reinterpret_cast<uint4*>(shared.stages[stage] + row * Traits::kRowBytes);
-      for (int chunk = args.last_k / 8; chunk < 2 * num_steps; ++chunk) {
-        const int kept = max(args.last_k - chunk * 8, 0);  // elements of 16 bits, 0..7
-        uint4 v = s_row[chunk ^ (row & 7)];
-        const auto masked = [kept](std::uint32_t word, int i) {
-          const int n = kept - 2 * i;
-          return n >= 2 ? word : n == 1 ? word & 0xFFFFu : 0u;
-        };
-        v = {masked(v.x, 0), masked(v.y, 1), masked(v.z, 2), masked(v.w, 3)};
-        s_row[chunk ^ (row & 7)] = v;
-      }
-    }
-    device::fence_smem_to_async();
-    device::named_barrier_sync(1, kConsumerThreads);
+  __device__ __forceinline__ void wait_full() const {
+    device::mbarrier_wait(full(stage), phase);
+    // What threads copied is read by wgmma, which is asynchronous.
+    if (has_copies()) device::fence_smem_to_async();
   }
 
   // acc (+)= the tile's blocks of k. One block stays in flight; none afterwards.
@@ -221,7 +292,7 @@ struct Mainloop {
     const int last = end_block - 1;
 #pragma unroll 1
     for (int block = first_block; block < last; ++block) {
-      device::mbarrier_wait(full(stage), phase);
+      wait_full();
       multiply<kBlockK / 16>(acc, consumer, accumulate || block > first_block);
       if (block > first_block) {
         device::wgmma_wait<1>();
@@ -230,9 +301,8 @@ struct Mainloop {
       previous = stage;
       advance();
     }
-    const int num_steps = end_block == args.num_blocks_k ? (args.last_k + 15) / 16 : kBlockK / 16;
-    device::mbarrier_wait(full(stage), phase);
-    if (end_block == args.num_blocks_k && (args.clears_x || args.clears_w)) clear_tails(num_steps);
+    const int num_steps = (min(args.k - last * kBlockK, kBlockK) + 15) / 16;
+    wait_full();
     multiply_last(acc, consumer, num_steps, accumulate || last > first_block);
     device::wgmma_wait<0>();
     device::fence_registers(acc);

@@ -46,14 +46,8 @@ struct Epilogue {
 
   const Sm90Args& args;
 
-  // Row of the tensor that lies at row `i` of the tile.
-  __device__ __forceinline__ int tensor_row(int first_row, int i) const {
-    const int log2_rows = __ffs(Traits::kTileRows) - 1 - args.x.log2_group;
-    return first_row + ((i & ((1 << log2_rows) - 1)) << args.x.log2_group) + (i >> log2_rows);
-  }
-
   __device__ __forceinline__ int user_of(int row) const {
-    return args.cand_to_user[min(row, args.num_rows - 1)];
+    return args.cand_to_user[min(row, args.x.rows - 1)];
   }
 
   __device__ __forceinline__ float* partial_of(int row, int m) const {
@@ -80,7 +74,7 @@ struct Epilogue {
 
   // User stage: one unit of the partial.
   __device__ __forceinline__ void store_partial(float (&v)[8], int row, int m) const {
-    if (row >= args.num_rows) return;
+    if (row >= args.x.rows) return;
     if (const auto* g_bias = static_cast<const Element*>(args.bias); g_bias != nullptr) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
@@ -105,23 +99,25 @@ struct Epilogue {
     }
   }
 
-  // Candidate stage.
-  __device__ __forceinline__ void add_partials(Acc& acc, const int (&user)[2], int m) const {
+  // Candidate stage. `g_partial`: the two rows' users, at this thread's first column.
+  __device__ __forceinline__ static void add_partials(Acc& acc,
+                                                      const float* const (&g_partial)[2]) {
 #pragma unroll
     for (int j = 0; j < kBlocksM; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float v[8];
-        load_unit(v, partial_of(user[half], m + 32 * j));
+        load_unit(v, g_partial[half] + 32 * j);
 #pragma unroll
         for (int e = 0; e < 8; ++e) acc[unit_index<kTileM>(j, half, e)] += v[e];
       }
     }
   }
 
-  __device__ __forceinline__ void preload_unit(Acc& acc, int j, int half, int user, int m) const {
+  __device__ __forceinline__ static void preload_unit(Acc& acc, int j, int half,
+                                                      const float* g_partial) {
     float v[8];
-    load_unit(v, partial_of(user, m + 32 * j));
+    load_unit(v, g_partial + 32 * j);
 #pragma unroll
     for (int e = 0; e < 8; ++e) acc[unit_index<kTileM>(j, half, e)] = v[e];
   }
@@ -170,11 +166,27 @@ struct Epilogue {
     return result;
   }
 
+  // A thread's two rows of the output, which lie 8 * M elements apart.
+  struct OutRows {
+    Element* g;      // the first, at the thread's first column of the tile
+    int shift;       // elements that each row's start lies after a multiple of 16 bytes
+    bool exists[2];  // in the tensor
+  };
+
+  __device__ __forceinline__ OutRows make_out_rows(int row, int m) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(out_of(row, 0));
+    return {out_of(row, m),
+            static_cast<int>(address / 2 % 8),
+            {row < args.x.rows, row + 8 < args.x.rows}};
+  }
+
   // Rows that do not start at 16 bytes: each quad's 32 columns move right by what the row lacks, so
-  // that all stores but those at a tile's edges are aligned ones. `previous` holds the unit 32
-  // columns before. All lanes of the warp come here.
+  // that all stores but those at a tile's edges are aligned ones. `m` is the column of `current`,
+  // `offset` elements after the row's first; `previous` holds the unit 32 columns before. All lanes
+  // of the warp come here.
   __device__ __forceinline__ void store_shifted(const Packed& current, const Packed& previous,
-                                                int row, int m, int first_m) const {
+                                                const OutRows& out, int half, int offset, int m,
+                                                int first_m) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const bool is_last = lane % 4 == 3;
     Packed before;
@@ -183,14 +195,11 @@ struct Epilogue {
       before.word[i] = __shfl_sync(~0u, is_last ? previous.word[i] : current.word[i],
                                    (lane & ~3) | ((lane + 3) & 3));
     }
-    if (row >= args.num_rows) return;
-    const auto row_start = reinterpret_cast<std::uintptr_t>(out_of(row, 0));
-    const int shift = static_cast<int>(row_start / 2 % 8);
-    const int m_start = m - shift;
+    const int m_start = m - out.shift;
     const int m_end = min(args.m, first_m + kTileM);
-    if (m_start >= m_end) return;
-    const Packed p = shifted(before, current, shift);
-    Element* g_out = out_of(row, m_start);
+    if (!out.exists[half] || m_start >= m_end) return;
+    const Packed p = shifted(before, current, out.shift);
+    Element* g_out = out.g + half * std::int64_t{8} * args.m + (offset - out.shift);
     if (m_start >= first_m && m_start + 8 <= m_end) {
       store_all(g_out, p);
     } else {
@@ -198,12 +207,12 @@ struct Epilogue {
     }
   }
 
-  // Rounds and stores a tile whose activation is applied; `next_user` < 0: no tile follows.
-  // `m` is this thread's first column; `next_m` that in the next tile.
+  // Rounds and stores a tile whose activation is applied. `m` is this thread's first column,
+  // `g_next` what the accumulators hold next; nullptr: no tile follows.
   template <bool kAligned>
-  __device__ __forceinline__ void store_tile(Acc& acc, const int (&row)[2],
-                                             const int (&next_user)[2], int first_m, int m,
-                                             int next_m) const {
+  __device__ __forceinline__ void store_tile(Acc& acc, const OutRows& out,
+                                             const float* const (&g_next)[2], int first_m,
+                                             int m) const {
     Packed previous[2] = {};
 #pragma unroll
     for (int j = 0; j < kBlocksM; ++j) {
@@ -213,27 +222,27 @@ struct Epilogue {
         take_unit(v, acc, j, half);
         const Packed p = pack(v);
         if constexpr (kAligned) {
-          if (row[half] < args.num_rows && m + 32 * j < args.m) {
-            store_all(out_of(row[half], m + 32 * j), p);
+          if (out.exists[half] && m + 32 * j < args.m) {
+            store_all(out.g + half * std::int64_t{8} * args.m + 32 * j, p);
           }
         } else {
-          store_shifted(p, previous[half], row[half], m + 32 * j, first_m);
+          store_shifted(p, previous[half], out, half, 32 * j, m + 32 * j, first_m);
           previous[half] = p;
         }
-        if (next_user[0] >= 0) preload_unit(acc, j, half, next_user[half], next_m);
+        if (g_next[half] != nullptr) preload_unit(acc, j, half, g_next[half]);
       }
     }
     if constexpr (!kAligned) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        store_shifted(previous[half], previous[half], row[half], m + kTileM, first_m);
+        store_shifted(previous[half], previous[half], out, half, kTileM, m + kTileM, first_m);
       }
     }
   }
 
   // One finished unit of a tile that several CTAs summed up.
   __device__ __forceinline__ void finish_unit(float (&v)[8], int row, int m) const {
-    if (row >= args.num_rows) return;
+    if (row >= args.x.rows) return;
     if (args.cand_to_user == nullptr) {
       store_partial(v, row, m);
       return;
@@ -282,7 +291,7 @@ struct Epilogue {
         v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
       }
       const int i = source / 32 * 16 + source % 32 / 4 + unit % 2 * 8;
-      finish_unit(v, tensor_row(first_row, i), first_m + unit / 2 * 32 + source % 4 * 8);
+      finish_unit(v, first_row + i, first_m + unit / 2 * 32 + source % 4 * 8);
     }
     device::cluster_sync();  // no CTA leaves while another reads its sums
   }

@@ -15,12 +15,8 @@ struct Consumer {
   int consumer;
   int thread;
 
-  __device__ __forceinline__ void rows_of(int (&row)[2], const Epilogue<Traits>& epilogue,
-                                          int tile) const {
-    const int first_row = tile / args.num_tiles_m * Traits::kTileRows;
-    const int i = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;
-    row[0] = epilogue.tensor_row(first_row, i);
-    row[1] = epilogue.tensor_row(first_row, i + 8);
+  __device__ __forceinline__ int first_row(int tile) const {
+    return tile / args.num_tiles_m * Traits::kTileRows;
   }
 
   __device__ __forceinline__ int first_m(int tile) const {
@@ -31,45 +27,50 @@ struct Consumer {
     const Epilogue<Traits> epilogue{args};
     const bool is_user = args.cand_to_user == nullptr;
     const int column = thread % 4 * 8;
+    const int i = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;  // row of the tile; i + 8 too
     float acc[kTileM / 2];
     for (int tile = first_tile; tile < args.num_tiles; tile += tile_stride) {
       const bool is_first = tile == first_tile;
       const int next_tile = tile + tile_stride;
-      int row[2];
+      const int row[2] = {first_row(tile) + i, first_row(tile) + i + 8};
+      const int m = first_m(tile) + column;
       int user[2] = {};
-      int next_user[2] = {-1, -1};
-      rows_of(row, epilogue, tile);
-      if (!is_user && is_first)
-        user[0] = epilogue.user_of(row[0]), user[1] = epilogue.user_of(row[1]);
-      if (!is_user && next_tile < args.num_tiles) {
-        int next_row[2];
-        rows_of(next_row, epilogue, next_tile);
-        next_user[0] = epilogue.user_of(next_row[0]);
-        next_user[1] = epilogue.user_of(next_row[1]);
+      int next_user[2] = {};
+      const bool has_next = !is_user && next_tile < args.num_tiles;
+      if (!is_user && is_first) {
+        user[0] = epilogue.user_of(row[0]);
+        user[1] = epilogue.user_of(row[1]);
+      }
+      if (has_next) {
+        next_user[0] = epilogue.user_of(first_row(next_tile) + i);
+        next_user[1] = epilogue.user_of(first_row(next_tile) + i + 8);
       }
       mainloop.consume_tile(acc, consumer, thread % 32, !is_user && !is_first);
       if constexpr (Traits::kConsumers == 1) {
         if (args.split_k > 1) {  // such a CTA has one tile
-          epilogue.reduce_and_finish(acc, mainloop.shared.stages,
-                                     tile / args.num_tiles_m * Traits::kTileRows, first_m(tile));
+          epilogue.reduce_and_finish(acc, mainloop.shared.stages, first_row(tile), first_m(tile));
           return;
         }
       }
-      const int m = first_m(tile) + column;
       if (is_user) {
         epilogue.store_all_partials(acc, row, m);
         continue;
       }
       if (is_first) {
         device::grid_dependency_wait();
-        epilogue.add_partials(acc, user, m);
+        epilogue.add_partials(acc,
+                              {epilogue.partial_of(user[0], m), epilogue.partial_of(user[1], m)});
       }
       device::activate_fast(args.activation, acc);
       const int next_m = first_m(next_tile) + column;
+      const float* const g_next[2] = {
+          has_next ? epilogue.partial_of(next_user[0], next_m) : nullptr,
+          has_next ? epilogue.partial_of(next_user[1], next_m) : nullptr};
+      const auto out = epilogue.make_out_rows(row[0], m);
       if (epilogue.has_aligned_out()) {
-        epilogue.template store_tile<true>(acc, row, next_user, first_m(tile), m, next_m);
+        epilogue.template store_tile<true>(acc, out, g_next, first_m(tile), m);
       } else {
-        epilogue.template store_tile<false>(acc, row, next_user, first_m(tile), m, next_m);
+        epilogue.template store_tile<false>(acc, out, g_next, first_m(tile), m);
       }
     }
   }
@@ -79,7 +80,6 @@ template <typename Traits>
 __global__ void __launch_bounds__(Traits::kNumThreads, Traits::kCtasPerSm)
     linear_sm90_kernel(const __grid_constant__ Sm90Args args,
                        const __grid_constant__ CUtensorMap map_x,
-                       const __grid_constant__ CUtensorMap map_x_full,
                        const __grid_constant__ CUtensorMap map_w,
                        const __grid_constant__ CUtensorMap map_w_full) {
   extern __shared__ unsigned char s_raw[];
@@ -108,11 +108,12 @@ __global__ void __launch_bounds__(Traits::kNumThreads, Traits::kCtasPerSm)
 
   if (warpgroup == kConsumers) {
     if constexpr (kConsumers > 1) device::registers_decrease<40>();
-    if (threadIdx.x == kConsumers * kThreads) {
+    const int thread = static_cast<int>(threadIdx.x) % kThreads;
+    if (thread == 0 || mainloop.has_copies()) {
       for (int tile = first_tile; tile < args.num_tiles; tile += tile_stride) {
-        mainloop.produce_tile({&map_x, &map_x_full, &map_w, &map_w_full},
+        mainloop.produce_tile({&map_x, &map_w, &map_w_full},
                               tile / args.num_tiles_m * Traits::kTileRows,
-                              tile % args.num_tiles_m * Traits::kTileM);
+                              tile % args.num_tiles_m * Traits::kTileM, thread);
       }
     }
   } else {

@@ -16,6 +16,7 @@ struct RowMatrix {
   std::int64_t stride;
   int rows;
   int k;
+  LinearFeed feed;  // any but kCopied
 };
 
 struct StageLaunch {

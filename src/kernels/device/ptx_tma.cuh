@@ -23,13 +23,6 @@ __device__ __forceinline__ void tma_load_3d(std::uint32_t s_destination, const C
       : "memory");
 }
 
-// Brings the same box to L2.
-__device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap* map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
-               "r"(x), "r"(y), "r"(z)
-               : "memory");
-}
-
 // `bytes` contiguous bytes (a multiple of 16) into this CTA's shared memory.
 __device__ __forceinline__ void bulk_load(std::uint32_t s_destination, const void* g_source,
                                           int bytes, std::uint32_t barrier) {

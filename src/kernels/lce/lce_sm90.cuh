@@ -123,27 +123,15 @@ struct LceSm90 {
                         weight_row, 0);
   }
 
-  // Brings the E of the first tiles to L2 while the weights are still being packed.
-  __device__ __forceinline__ void prefetch_first(const Item& item) const {
-    for (int c = 0; c < kConsumers; ++c) {
-      const int b = batch_of(item.begin, c);
-      const int entry = kStage == Stage::kDual ? user_of(b) : b;
-      for (int k = 0; k < params.parts[0].num_blocks; ++k) {
-        device::tma_prefetch_3d(&params.e[0], slice_of(item, c) * kSliceN, k * kBlockK, entry);
-      }
-    }
-  }
-
   __device__ __forceinline__ void produce() const {
     const Sm90Args& args = params.args;
     Ring ring;
-    int index = static_cast<int>(blockIdx.x);
     if constexpr (kStage != Stage::kCandidate) {
-      prefetch_first(item_at(index));
       device::grid_dependency_wait();
       if constexpr (kStage == Stage::kUser) device::grid_dependency_launch();
     }
-    for (; index < args.split.num_items; index += gridDim.x) {
+    for (int index = static_cast<int>(blockIdx.x); index < args.split.num_items;
+         index += gridDim.x) {
       const Item item = item_at(index);
       // NOTE: nothing but waits and loads inside the loops over k: the one thread must keep ahead.
       int n[2];
@@ -206,29 +194,49 @@ struct LceSm90 {
     device::fence_registers(acc);
   }
 
-  // All blocks of k of a tile; calls `fetch` once, after block `fetch_block` was issued. Nothing is
-  // in flight afterwards.
-  template <typename Fetch>
-  __device__ __forceinline__ void run_tile(float (&acc)[kTileM / 2], Ring& ring, int consumer,
-                                           int lane, int fetch_block, Fetch&& fetch) const {
-    int oldest = ring.stage;  // the stage to release next
-    int part = 0;
-    int left = params.parts[0].num_blocks;
+  // Blocks [begin, end) of a tile, each with all its steps.
+  __device__ __forceinline__ void run_blocks(float (&acc)[kTileM / 2], Ring& ring, int& oldest,
+                                             int consumer, int lane, int begin, int end) const {
 #pragma unroll 1
-    for (int k = 0; k < params.args.num_blocks_k; ++k) {
+    for (int k = begin; k < end; ++k) {
       device::mbarrier_wait(full(ring.stage), ring.phase);
-      if (--left == 0 && params.parts[part].last_steps == 1) {
-        multiply<1>(acc, ring.stage, consumer, k > 0);
-      } else {
-        multiply<2>(acc, ring.stage, consumer, k > 0);
-      }
-      if (left == 0 && ++part < params.args.num_parts) left = params.parts[part].num_blocks;
+      multiply<kBlockK / 16>(acc, ring.stage, consumer, k > 0);
       ring.advance();
       if (k >= Traits::kPending) {
         device::wgmma_wait<Traits::kPending>();
         release(oldest, lane);
       }
-      if (k == fetch_block) fetch();
+    }
+  }
+
+  // All blocks of k of a tile; calls `fetch` once, before block `fetch_block`. Nothing is in flight
+  // afterwards.
+  // NOTE: the blocks with all their steps have a loop of their own, with nothing in it: what stands
+  // between two multiplications of one warpgroup must take less time than one of the other's.
+  template <typename Fetch>
+  __device__ __forceinline__ void run_tile(float (&acc)[kTileM / 2], Ring& ring, int consumer,
+                                           int lane, int fetch_block, Fetch&& fetch) const {
+    int oldest = ring.stage;  // the stage to release next
+    int begin = 0;
+    const int num_parts = Traits::kMaxParts == 1 ? 1 : params.args.num_parts;
+    for (int part = 0; part < num_parts; ++part) {
+      const int last = begin + params.parts[part].num_blocks - 1;
+      const int middle = min(max(fetch_block, begin), last);
+      run_blocks(acc, ring, oldest, consumer, lane, begin, middle);
+      if (fetch_block == middle) fetch();
+      run_blocks(acc, ring, oldest, consumer, lane, middle, last);
+      device::mbarrier_wait(full(ring.stage), ring.phase);
+      if (params.parts[part].last_steps == 1) {
+        multiply<1>(acc, ring.stage, consumer, last > 0);
+      } else {
+        multiply<2>(acc, ring.stage, consumer, last > 0);
+      }
+      ring.advance();
+      if (last >= Traits::kPending && last < params.args.num_blocks_k - 1) {
+        device::wgmma_wait<Traits::kPending>();
+        release(oldest, lane);
+      }
+      begin = last + 1;
     }
     device::wgmma_wait<0>();
     device::fence_registers(acc);
@@ -297,10 +305,10 @@ struct LceSm90 {
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     lce_sm90_kernel(const __grid_constant__ typename Traits::Params params) {
-  extern __shared__ unsigned char s_raw[];
-  constexpr int kAlignment = Traits::kAlignment;
-  auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(
-      s_raw + ((kAlignment - device::smem_address(s_raw) % kAlignment) % kAlignment));
+  extern __shared__ __align__(1024) unsigned char s_raw[];
+  static_assert(Traits::kAlignment == 1024);
+  if (device::smem_address(s_raw) % Traits::kAlignment != 0) asm volatile("trap;");
+  auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(s_raw);
   constexpr int kConsumers = Traits::kConsumers;
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kThreads, 0);
   const LceSm90<Traits> lce{.params = params, .shared = shared};

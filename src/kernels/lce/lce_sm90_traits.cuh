@@ -53,9 +53,8 @@ struct Sm90Traits {
   static constexpr Stage kStage = kStageT;
   static constexpr int kMaxParts = kMaxPartsT;
   static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
-  // Blocks of k whose multiplication is under way while the next is issued. One warpgroup alone
-  // needs more of them to hide what happens between two.
-  static constexpr int kPending = kConsumers == 1 ? 3 : 1;
+  // Blocks of k whose multiplication is under way while the next is issued.
+  static constexpr int kPending = 1;
   static constexpr int kTileEBytes = kBlockK * kSliceN * 2;
   static constexpr int kTileWBytes = kTileM * kBlockK * 2;
   static constexpr int kStageBytes = kConsumers * kTileEBytes + kTileWBytes;
@@ -73,9 +72,9 @@ struct Sm90Traits {
   static constexpr int kMaxSharedBytes = 232448;
   static constexpr int kAlignment = 1024;  // of every tile, for the swizzles
   static constexpr int kBarrierBytes = 512;
-  static constexpr int kStagesThatFit = (kMaxSharedBytes - kAlignment - kBarrierBytes -
-                                         kConsumers * (kPartialBytes + kStagingBytes)) /
-                                        kStageBytes;
+  static constexpr int kStagesThatFit =
+      (kMaxSharedBytes - kBarrierBytes - kConsumers * (kPartialBytes + kStagingBytes)) /
+      kStageBytes;
   static constexpr int kNumStages = kStagesThatFit < 12 ? kStagesThatFit : 12;
   static_assert(kNumStages > kPending + 1);
 
@@ -87,7 +86,7 @@ struct Sm90Traits {
     std::uint64_t empty[kNumStages];
     std::uint64_t partial_full[kConsumers];
   };
-  static constexpr int kSharedBytes = sizeof(SharedStorage) + kAlignment;
+  static constexpr int kSharedBytes = sizeof(SharedStorage);
   static_assert(kSharedBytes <= kMaxSharedBytes);
 };
 

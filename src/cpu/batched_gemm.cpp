@@ -25,25 +25,24 @@ Tensor items_of(const Tensor& t, int64_t begin, int64_t count, int64_t stride) {
 
 class Worker {
  public:
-  Worker(const Tensor& out, const PickedMatrices* init, const std::vector<BatchedProduct>& products,
-         const BatchedGemmConfig& config)
-      : out_(out), init_(init), products_(products), config_(config) {
-    if (!config.is_upcast) {
-      return;
+  Worker(const Tensor& out, const PickedMatrices* init, const PickedMatrices& a,
+         const std::vector<Tensor>& b, const BatchedGemmConfig& config)
+      : out_(out), init_(init), a_(a), b_(b), config_(config) {
+    if (config.is_upcast) {
+      const ScalarType wide = a.matrices.scalar_type();
+      wide_b_ = empty({config.items_per_call, a.matrices.size(2), out.size(2)}, wide);
+      wide_out_ = empty({config.items_per_call, out.size(1), out.size(2)}, wide);
     }
-    const ScalarType wide = sum_dtype(out.scalar_type());
-    int64_t most_rows = 0;
-    for (const BatchedProduct& product : products) {
-      most_rows = std::max(most_rows, product.b.size(1));
-    }
-    wide_b_ = empty({config.items_per_call, most_rows, out.size(2)}, wide);
-    wide_out_ = empty({config.items_per_call, out.size(1), out.size(2)}, wide);
   }
 
   void run(int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t count = run_length(begin, std::min(end, begin + config_.items_per_call));
-      run_call(begin, count);
+      if (config_.is_upcast) {
+        run_upcast(begin, count);
+      } else {
+        run_in_place(begin, count);
+      }
       begin += count;
     }
   }
@@ -53,48 +52,46 @@ class Worker {
     return picked.index == nullptr ? 0 : picked.index[item];
   }
 
-  // Items from `begin` on that share the matrix a of every product.
+  // Items from `begin` on that share a.
   int64_t run_length(int64_t begin, int64_t end) const {
-    for (const auto& [a, b] : products_) {
-      int64_t item = begin + 1;
-      while (item < end && matrix_of(a, item) == matrix_of(a, begin)) {
-        ++item;
-      }
-      end = item;
+    int64_t item = begin + 1;
+    while (item < end && matrix_of(a_, item) == matrix_of(a_, begin)) {
+      ++item;
     }
-    return end - begin;
+    return item - begin;
   }
 
-  void run_call(int64_t begin, int64_t count) {
+  // One product, over all parts converted next to each other.
+  void run_upcast(int64_t begin, int64_t count) {
+    Tensor wide_b = rows(wide_b_, 0, count);
+    int64_t k = 0;
+    for (const Tensor& part : b_) {
+      Tensor place = torch::stable::narrow(wide_b, 1, k, part.size(1));
+      torch::stable::copy_(place, items_of(part, begin, count, part.stride(0)));
+      k += part.size(1);
+    }
+    const Tensor a = items_of(a_.matrices, matrix_of(a_, begin), count, 0);
+    const Tensor sum = rows(wide_out_, 0, count);
+    first_product(sum, a, wide_b, begin);
     Tensor result = items_of(out_, begin, count, out_.stride(0));
-    const Tensor sum = config_.is_upcast ? rows(wide_out_, 0, count) : result;
-    for (std::size_t i = 0; i < products_.size(); ++i) {
-      const PickedMatrices& matrices = products_[i].a;
-      const Tensor a = items_of(matrices.matrices, matrix_of(matrices, begin), count, 0);
-      const Tensor b = operand_b(products_[i].b, begin, count);
-      if (i > 0) {
-        add_product(sum, a, b);
-      } else if (init_ == nullptr) {
-        bmm_out(sum, a, b);
-      } else {
-        add_product_to_init(sum, a, b, begin);
-      }
-    }
-    if (config_.is_upcast) {
-      torch::stable::copy_(result, sum);
-    }
+    torch::stable::copy_(result, sum);
   }
 
-  // Items of b in the type of the sum.
-  Tensor operand_b(const Tensor& items, int64_t begin, int64_t count) {
-    const Tensor b = items_of(items, begin, count, items.stride(0));
-    if (!config_.is_upcast) {
-      return b;
+  // A product per part, added up in the result.
+  void run_in_place(int64_t begin, int64_t count) const {
+    const Tensor result = items_of(out_, begin, count, out_.stride(0));
+    Tensor a = items_of(a_.matrices, matrix_of(a_, begin), count, 0);
+    int64_t k = 0;
+    for (const Tensor& part : b_) {
+      const Tensor columns = torch::stable::narrow(a, 2, k, part.size(1));
+      const Tensor b = items_of(part, begin, count, part.stride(0));
+      if (&part == &b_.front()) {
+        first_product(result, columns, b, begin);
+      } else {
+        add_product(result, columns, b);
+      }
+      k += part.size(1);
     }
-    Tensor wide = rows(wide_b_, 0, count);
-    wide = torch::stable::narrow(wide, 1, 0, b.size(1));
-    torch::stable::copy_(wide, b);
-    return wide;
   }
 
   static bool is_for_onednn(const Tensor& out, const Tensor& a) {
@@ -118,8 +115,13 @@ class Worker {
     baddbmm_out(out, out, a, b);
   }
 
-  void add_product_to_init(const Tensor& out, const Tensor& a, const Tensor& b,
-                           int64_t first_item) const {
+  // The init and the first or only product.
+  void first_product(const Tensor& out, const Tensor& a, const Tensor& b,
+                     int64_t first_item) const {
+    if (init_ == nullptr) {
+      bmm_out(out, a, b);
+      return;
+    }
     if (is_for_onednn(out, a)) {
       const Tensor init = items_of(init_->matrices, matrix_of(*init_, first_item), 1, 0);
       return onednn_product(out, init, a, b);
@@ -135,7 +137,8 @@ class Worker {
 
   const Tensor& out_;
   const PickedMatrices* init_;
-  const std::vector<BatchedProduct>& products_;
+  const PickedMatrices& a_;
+  const std::vector<Tensor>& b_;
   const BatchedGemmConfig& config_;
   Tensor wide_b_;
   Tensor wide_out_;
@@ -143,16 +146,13 @@ class Worker {
 
 }  // namespace
 
-void batched_gemm(const Tensor& out, const PickedMatrices* init,
-                  const std::vector<BatchedProduct>& products, const BatchedGemmConfig& config) {
-  int64_t k = 0;
-  for (const BatchedProduct& product : products) {
-    k += product.b.size(1);
-  }
-  const int64_t multiply_adds = std::max<int64_t>(1, out.size(1) * out.size(2) * k);
+void batched_gemm(const Tensor& out, const PickedMatrices* init, const PickedMatrices& a,
+                  const std::vector<Tensor>& b, const BatchedGemmConfig& config) {
+  const int64_t multiply_adds =
+      std::max<int64_t>(1, out.size(1) * out.size(2) * a.matrices.size(2));
   const int64_t grain = std::max<int64_t>(1, kGrainMultiplyAdds / multiply_adds);
   torch::stable::parallel_for(0, out.size(0), grain, [&](int64_t begin, int64_t end) {
-    Worker(out, init, products, config).run(begin, end);
+    Worker(out, init, a, b, config).run(begin, end);
   });
 }
 

@@ -13,7 +13,7 @@
 namespace ikbo::cpu {
 
 struct BatchedGemmConfig {
-  // True: the operands b are converted to fp32 and the result rounded from fp32, a few items at a
+  // True: the operand b is converted to fp32 and the result rounded from fp32, a few items at a
   // time.
   bool is_upcast = false;
   // At most this many items that share their matrix a go into one call of PyTorch's batched GEMM.
@@ -41,16 +41,12 @@ struct PickedMatrices {
   const int32_t* index = nullptr;
 };
 
-// a[i] @ b[i] of each item i: b [items, k, n]; a [*, m, k], any strides, in sum_dtype of b.
-struct BatchedProduct {
-  PickedMatrices a;
-  Tensor b;
-};
-
-// out[i] = init[i] + the sum of the products (one at least); without init, the sum alone.
-// out [items, m, n] contiguous, dtype of every b. init (contiguous matrices) is in sum_dtype of it,
-// like every a: sums are taken there and rounded once.
-void batched_gemm(const Tensor& out, const PickedMatrices* init,
-                  const std::vector<BatchedProduct>& products, const BatchedGemmConfig& config);
+// out[i] = init[i] + a[i] @ b[i]; without init, out[i] = a[i] @ b[i]. b[i] [k, n] is given in parts
+// [items, k_p, n], one at least, that lie on top of each other; they are not joined, but for the
+// few items that are converted at a time. out [items, m, n] contiguous, dtype of b. a [*, m, k]
+// (any strides) and init (contiguous matrices) are in sum_dtype of it: sums are taken there and
+// rounded once.
+void batched_gemm(const Tensor& out, const PickedMatrices* init, const PickedMatrices& a,
+                  const std::vector<Tensor>& b, const BatchedGemmConfig& config);
 
 }  // namespace ikbo::cpu

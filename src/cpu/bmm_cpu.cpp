@@ -23,7 +23,7 @@ Tensor bmm(const Tensor& a_user, const Tensor& b_cand, const Tensor& cand_to_use
   const BatchedGemmConfig config = select_bmm_config(sizes, sum_dtype(dtype) != dtype);
   trace_kernel("bmm", config);
   const PickedMatrices a{widen(a_user), index.const_data_ptr<int32_t>()};
-  batched_gemm(out, nullptr, {{a, b_cand}}, config);
+  batched_gemm(out, nullptr, a, {b_cand}, config);
   return out;
 }
 

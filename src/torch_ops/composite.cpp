@@ -58,15 +58,18 @@ Tensor linear(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
 }
 
 Tensor lce(const Tensor& e_user, const std::vector<Tensor>& e_cand, const Tensor& w_user,
-           const std::vector<Tensor>& w_cand, const std::optional<Tensor>& bias,
-           const Tensor& cand_to_user) {
+           const Tensor& w_cand, const std::optional<Tensor>& bias, const Tensor& cand_to_user) {
   Tensor y_user = matmul(w_user, e_user);
   if (bias.has_value()) {
     y_user = add(y_user, torch::stable::reshape(*bias, {bias->size(0), 1}));
   }
-  Tensor y_cand = matmul(w_cand[0], e_cand[0]);
-  for (std::size_t i = 1; i < e_cand.size(); ++i) {
-    y_cand = add(y_cand, matmul(w_cand[i], e_cand[i]));
+  Tensor y_cand;
+  int64_t k = 0;
+  for (const Tensor& part : e_cand) {
+    Tensor w = w_cand;
+    const Tensor product = matmul(torch::stable::narrow(w, 1, k, part.size(1)), part);
+    y_cand = &part == &e_cand.front() ? product : add(y_cand, product);
+    k += part.size(1);
   }
   return add(y_cand, expand(y_user, cand_to_user));
 }

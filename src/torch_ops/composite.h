@@ -25,10 +25,9 @@ Tensor linear(const Tensor& x_user, const Tensor& x_cand, const Tensor& w_user,
               const Tensor& w_cand, const std::optional<Tensor>& bias, const Tensor& cand_to_user,
               Activation activation);
 
-// e_cand has one part at least, w_cand a weight [M, K_i] for each.
+// e_cand has one part at least; they are not joined.
 Tensor lce(const Tensor& e_user, const std::vector<Tensor>& e_cand, const Tensor& w_user,
-           const std::vector<Tensor>& w_cand, const std::optional<Tensor>& bias,
-           const Tensor& cand_to_user);
+           const Tensor& w_cand, const std::optional<Tensor>& bias, const Tensor& cand_to_user);
 
 // With both transposes already applied as views. Works on blocks of candidates, so that the
 // gathered user matrices never take more than a_user itself or 1/64 of the replicated whole.

@@ -18,19 +18,19 @@ namespace ikbo::ops {
 namespace {
 
 Tensor run_cpu(const LceCall& call) {
-  return cpu::lce(call.e_user, call.e_cand, call.w_user, call.w_cand.blocks, call.bias,
+  return cpu::lce(call.e_user, call.e_cand, call.w_user, call.w_cand.matrix, call.bias,
                   call.cand_to_user);
 }
 
 Tensor run_composite(const LceCall& call) {
-  return composite::lce(call.e_user, call.e_cand, call.w_user, call.w_cand.blocks, call.bias,
+  return composite::lce(call.e_user, call.e_cand, call.w_user, call.w_cand.matrix, call.bias,
                         call.cand_to_user);
 }
 
 #ifdef IKBO_WITH_CUDA
 LceParams make_params(const LceCall& call, const std::vector<LcePart>& parts, const Tensor& out) {
   const LcePart& first = parts.front();
-  const Tensor& w_cand = call.w_cand.blocks.front();
+  const Tensor& w_cand = call.w_cand.matrix;
   LceParams params{.num_users = static_cast<int32_t>(call.e_user.size(0)),
                    .num_candidates = static_cast<int32_t>(call.e_cand.front().size(0)),
                    .m = static_cast<int32_t>(w_cand.size(0)),
@@ -96,13 +96,11 @@ Tensor run_cuda(const LceCall& call) {
   }
   const DeviceLimits limits = query_device_limits(device);
   const LceConfig config = select_lce_config(params, limits);
-  // A kernel of other tiles, or of none, reads the blocks of a packed weight instead.
+  // A kernel of other tiles, or of none, reads the matrix of a packed weight instead.
   if (config.kernel == LceKernel::kSm90 && config.tile_m == call.w_cand.tile_m) {
     params.w_cand_packed = call.w_cand.image;
   }
-  const bool reads_blocks = params.w_cand_packed == nullptr;
-  if (parts.size() > 1 &&
-      (config.kernel != LceKernel::kSm90 || (reads_blocks && call.w_cand.tile_m > 0))) {
+  if (parts.size() > 1 && config.kernel != LceKernel::kSm90) {
     return run_composite(call);
   }
   const Tensor workspace = torch::stable::new_empty(

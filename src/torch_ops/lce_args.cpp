@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_ops/lce_args.h"
 
-#include <torch/csrc/stable/ops.h>
-
 #include <algorithm>
 #include <iterator>
 
@@ -84,25 +82,19 @@ void check_lce(const LceArgs& args) {
   }
 }
 
-// The columns of a plain weight that meet each part, as views; or what a packed weight holds.
 PackedWeight weight_of(const LceArgs& args) {
-  if (args.form == LceForm::kPrepacked) {
-    std::vector<int64_t> k_cand;
-    for (const Tensor& part : args.e_cand) {
-      k_cand.push_back(part.size(1));
-    }
-    return open_packed(kOp, args.w_cand,
-                       packed_format(args.e_user.device(), args.e_user.scalar_type(),
-                                     args.w_user.size(0), k_cand));
+  if (args.form != LceForm::kPrepacked) {
+    PackedWeight plain;
+    plain.matrix = args.w_cand;
+    return plain;
   }
-  PackedWeight weight;
-  int64_t begin = 0;
+  std::vector<int64_t> k_cand;
   for (const Tensor& part : args.e_cand) {
-    Tensor w = args.w_cand;
-    weight.blocks.push_back(torch::stable::narrow(w, 1, begin, part.size(1)));
-    begin += part.size(1);
+    k_cand.push_back(part.size(1));
   }
-  return weight;
+  return open_packed(
+      kOp, args.w_cand,
+      packed_format(args.e_user.device(), args.e_user.scalar_type(), args.w_user.size(0), k_cand));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct LceArgs {
   const Tensor& cand_to_user;
 };
 
-// Checked arguments as an implementation takes them: a weight for each part of e_cand.
+// Checked arguments as an implementation takes them; a plain weight is a matrix without an image.
 struct LceCall {
   const Tensor& e_user;
   const std::vector<Tensor>& e_cand;

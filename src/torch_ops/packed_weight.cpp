@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 
 #include "torch_ops/aten_calls.h"
@@ -16,11 +17,11 @@
 namespace ikbo::ops {
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 1;                 // of all that follows, the image's layout included
 constexpr int64_t kMagic = 0x6b6361706f626b69;  // "ikbopack"
 constexpr int64_t kFieldsBeforeParts = 7;
 constexpr int64_t kAlignment = 256;    // of a section
-constexpr int64_t kRowAlignment = 16;  // of a block's rows
+constexpr int64_t kRowAlignment = 16;  // of the matrix's rows
 constexpr uint64_t kFingerprints = uint64_t{1} << 15;
 
 int64_t filled_up(int64_t count, int64_t multiple) {
@@ -97,11 +98,6 @@ bool has_header(const Tensor& packed, const std::vector<int64_t>& header) {
 
 }  // namespace
 
-ScalarType PackedFormat::block_dtype() const {
-  const bool is_16_bit = element_bytes(dtype) == 2;
-  return device == PackedDevice::kCpu && is_16_bit ? ScalarType::Float : dtype;
-}
-
 std::vector<int64_t> PackedFormat::header() const {
   std::vector<int64_t> words{
       kMagic, kVersion, static_cast<int64_t>(device),       static_cast<int64_t>(dtype),
@@ -110,20 +106,25 @@ std::vector<int64_t> PackedFormat::header() const {
   return words;
 }
 
-int64_t PackedFormat::row_stride(std::size_t part) const {
+ScalarType PackedFormat::matrix_dtype() const {
+  const bool is_16_bit = element_bytes(dtype) == 2;
+  return device == PackedDevice::kCpu && is_16_bit ? ScalarType::Float : dtype;
+}
+
+int64_t PackedFormat::num_columns() const {
+  return std::accumulate(k_cand.begin(), k_cand.end(), int64_t{0});
+}
+
+int64_t PackedFormat::row_stride() const {
   const bool is_dense = device == PackedDevice::kCpu;
-  return is_dense ? k_cand[part] : filled_up(k_cand[part], kRowAlignment / element_bytes(dtype));
+  return is_dense ? num_columns() : filled_up(num_columns(), kRowAlignment / element_bytes(dtype));
 }
 
-int64_t PackedFormat::block_begin(std::size_t part) const {
-  int64_t begin = filled_up(bytes_of(header()), kAlignment);
-  for (std::size_t i = 0; i < part; ++i) {
-    begin += filled_up(m * row_stride(i) * element_bytes(block_dtype()), kAlignment);
-  }
-  return begin;
-}
+int64_t PackedFormat::matrix_begin() const { return filled_up(bytes_of(header()), kAlignment); }
 
-int64_t PackedFormat::image_begin() const { return block_begin(k_cand.size()); }
+int64_t PackedFormat::image_begin() const {
+  return matrix_begin() + filled_up(m * row_stride() * element_bytes(matrix_dtype()), kAlignment);
+}
 
 std::vector<int64_t> PackedFormat::sizes() const {
   const auto rows = static_cast<int64_t>(kFingerprints + fingerprint(header()));
@@ -153,14 +154,14 @@ PackedFormat packed_format(const torch::stable::Device& device, ScalarType dtype
   return format;
 }
 
-Tensor packed_block(const Tensor& packed, const PackedFormat& format, std::size_t part) {
-  const ScalarType dtype = format.block_dtype();
-  const int64_t row = format.row_stride(part);
+Tensor packed_matrix(const Tensor& packed, const PackedFormat& format) {
+  const ScalarType dtype = format.matrix_dtype();
+  const int64_t row = format.row_stride();
   const Tensor bytes =
-      flat_bytes(packed, format.block_begin(part), format.m * row * element_bytes(dtype));
-  Tensor block =
+      flat_bytes(packed, format.matrix_begin(), format.m * row * element_bytes(dtype));
+  Tensor rows =
       torch::stable::view(call_aten("aten::view", "dtype", bytes, dtype), {format.m, row});
-  return torch::stable::narrow(block, 1, 0, format.k_cand[part]);
+  return torch::stable::narrow(rows, 1, 0, format.num_columns());
 }
 
 PackedWeight open_packed(const char* op, const Tensor& packed, const PackedFormat& format) {
@@ -174,11 +175,9 @@ PackedWeight open_packed(const char* op, const Tensor& packed, const PackedForma
                   "; got a tensor that ", found_text(packed),
                   "; call ikbo.prepack on the device and in the dtype of the inputs");
   PackedWeight weight;
-  weight.tile_m = format.tile_m;
-  for (std::size_t part = 0; part < format.k_cand.size(); ++part) {
-    weight.blocks.push_back(packed_block(packed, format, part));
-  }
+  weight.matrix = packed_matrix(packed, format);
   if (format.tile_m > 0) {
+    weight.tile_m = format.tile_m;
     weight.image = static_cast<const char*>(packed.const_data_ptr()) + format.image_begin();
   }
   return weight;

@@ -3,8 +3,7 @@
 // [rows, row_bytes] with three sections, each at a multiple of 256 bytes:
 //
 //   header  int64: magic, version, device kind, dtype, M, tile_m, number of parts, every K_i
-//   blocks  an [M, K_i] per part: on the CPU dense, in the type of sums; elsewhere in the dtype,
-//   with
+//   matrix  [M, K_cand]; on the CPU dense and in the type of sums, elsewhere in the dtype and with
 //           rows at multiples of 16 bytes
 //   image   the weight as lce_pack() writes it, each K_i filled up with zeros to whole blocks;
 //           only where the sm_90 kernels take it (tile_m > 0)
@@ -36,10 +35,11 @@ struct PackedFormat {
   int64_t tile_m = 0;           // of the image; 0: there is none
   int64_t image_bytes = 0;
 
-  ScalarType block_dtype() const;
   std::vector<int64_t> header() const;
-  int64_t row_stride(std::size_t part) const;   // of a block, in elements
-  int64_t block_begin(std::size_t part) const;  // in bytes; of the number of parts: their end
+  ScalarType matrix_dtype() const;
+  int64_t num_columns() const;   // K_cand
+  int64_t row_stride() const;    // of the matrix, in elements
+  int64_t matrix_begin() const;  // in bytes
   int64_t image_begin() const;
   std::vector<int64_t> sizes() const;  // of the packed tensor
 };
@@ -49,11 +49,11 @@ struct PackedFormat {
 PackedFormat packed_format(const torch::stable::Device& device, ScalarType dtype, int64_t m,
                            const std::vector<int64_t>& k_cand);
 
-// The block [M, K_i] of a part, a view.
-Tensor packed_block(const Tensor& packed, const PackedFormat& format, std::size_t part);
+// The matrix of a packed weight, a view.
+Tensor packed_matrix(const Tensor& packed, const PackedFormat& format);
 
 struct PackedWeight {
-  std::vector<Tensor> blocks;   // [M, K_i] of each part, views
+  Tensor matrix;                // [M, K_cand]
   const void* image = nullptr;  // may be nullptr
   int64_t tile_m = 0;           // of the image
 };

@@ -25,13 +25,6 @@ void check_k_cand(const std::vector<int64_t>& k_cand, int64_t num_columns) {
                   num_columns, " (= w_cand.size(1)); got ", list_text(k_cand));
 }
 
-// Columns of the weight that meet part i.
-Tensor columns_of(const Tensor& w_cand, const std::vector<int64_t>& k_cand, std::size_t part) {
-  Tensor w = w_cand;
-  const int64_t begin = std::accumulate(k_cand.begin(), k_cand.begin() + part, int64_t{0});
-  return torch::stable::narrow(w, 1, begin, k_cand[part]);
-}
-
 void write_header(const Tensor& packed, const PackedFormat& format) {
   const std::vector<int64_t> words = format.header();
   const auto count = static_cast<int64_t>(words.size() * sizeof(int64_t));
@@ -48,17 +41,21 @@ void write_image(const Tensor& packed, const PackedFormat& format, const Tensor&
   const torch::stable::accelerator::DeviceGuard guard(device);
   const auto m = static_cast<int32_t>(format.m);
   const DType dtype = kernel_dtype(w_cand.scalar_type());
-  std::vector<int64_t> begins{0};
+  int32_t padded_k = 0;
   for (const int64_t k : format.k_cand) {
-    begins.push_back(begins.back() + lce_padded_k(static_cast<int32_t>(k)));
+    padded_k += lce_padded_k(static_cast<int32_t>(k));
   }
-  Tensor padded = torch::stable::new_zeros(w_cand, {format.m, begins.back()});
-  for (std::size_t part = 0; part < format.k_cand.size(); ++part) {
-    Tensor columns = torch::stable::narrow(padded, 1, begins[part], format.k_cand[part]);
-    torch::stable::copy_(columns, columns_of(w_cand, format.k_cand, part));
+  Tensor source = w_cand;
+  Tensor padded = torch::stable::new_zeros(w_cand, {format.m, padded_k});
+  int64_t from = 0;
+  int64_t to = 0;
+  for (const int64_t k : format.k_cand) {
+    Tensor columns = torch::stable::narrow(padded, 1, to, k);
+    torch::stable::copy_(columns, torch::stable::narrow(source, 1, from, k));
+    from += k;
+    to += lce_padded_k(static_cast<int32_t>(k));
   }
-  lce_pack(padded.const_data_ptr(), padded.stride(0), padded.stride(1), m,
-           static_cast<int32_t>(begins.back()), dtype,
+  lce_pack(padded.const_data_ptr(), padded.stride(0), padded.stride(1), m, padded_k, dtype,
            select_lce_pack_config(m, dtype, query_device_limits(device)),
            static_cast<char*>(packed.mutable_data_ptr()) + format.image_begin(),
            current_cuda_stream(device));
@@ -75,10 +72,8 @@ Tensor prepack(const Tensor& w_cand, const std::vector<int64_t>& k_cand) {
       packed_format(w_cand.device(), w_cand.scalar_type(), w_cand.size(0), k_cand);
   const Tensor packed = torch::stable::new_zeros(w_cand, format.sizes(), ScalarType::Byte);
   write_header(packed, format);
-  for (std::size_t part = 0; part < k_cand.size(); ++part) {
-    Tensor block = packed_block(packed, format, part);
-    torch::stable::copy_(block, columns_of(w_cand, k_cand, part));
-  }
+  Tensor matrix = packed_matrix(packed, format);
+  torch::stable::copy_(matrix, w_cand);
 #ifdef IKBO_WITH_CUDA
   if (format.tile_m > 0) {
     write_image(packed, format, w_cand);

@@ -51,8 +51,8 @@ test-python: setup  ## Python tests
 	@printf '\n== Python tests\n'
 	$(PY) -m pytest -q
 
-test-gpu: setup  ## tests of the CUDA kernels, on a machine with an H100 or H200 and nvcc
-	for test in build/sm90/bin/*_test; do $$test; done
+test-gpu:  ## tests of the CUDA kernels, on a machine with an H100 or H200
+	@tools/test_gpu.sh
 
 lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
 	@tools/lint.sh

@@ -1,5 +1,5 @@
-# The CMake package that consumers find: ikboConfig.cmake and the targets of what is built here. Builds
-# of different parts may be installed into one prefix.
+# The CMake package that consumers find: ikboConfig.cmake and the targets of what is built here.
+# Builds of different parts may be installed into one prefix.
 include(CMakePackageConfigHelpers)
 set(ikbo_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ikbo)
 set(ikbo_OPS_LIBRARY ${CMAKE_INSTALL_LIBDIR}/libikbo_ops.so)

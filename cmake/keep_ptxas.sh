@@ -3,7 +3,8 @@
 # Runs a CUDA compile command and keeps what ptxas says of each kernel in OBJECT.ptxas, which
 # tools/check_ptxas.py reads; all else that the command says on standard error goes through.
 # usage: keep_ptxas.sh COMMAND...
-object= previous=
+object=""
+previous=""
 for argument in "$@"; do
   [ "$previous" != -o ] || object=$argument
   previous=$argument

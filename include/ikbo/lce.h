@@ -50,8 +50,9 @@ struct LceParams {
   const LcePart* cand_parts = nullptr;
   std::int32_t num_cand_parts = 0;
 
-  // NOTE: values are not checked on the device. An index outside [0, U) reads outside the user
-  // part; callers check it (CandidateIndex, Session).
+  // NOTE: values are not checked on the device, unless the library was built with
+  // IKBO_CHECK_INDICES. One outside [0, U) reads outside the user part; callers check it
+  // (CandidateIndex, Session).
   const std::int32_t* cand_to_user = nullptr;  // [B]
 
   void* out = nullptr;  // [B, M, N] contiguous

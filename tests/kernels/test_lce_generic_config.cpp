@@ -75,6 +75,8 @@ TEST(LceGenericConfig, SmallTilesUntilLargeOnesFillTheDevice) {
   // which cost 8 each, or 67 of small ones, which cost 5.
   const LceConfig config = select_lce_config(make_params(4, 1024, 433, 256, 1178, 866), kAmpere);
   EXPECT_EQ(to_string(config), "lce_mma<tile=128,user_tile=64>");
+  // An odd N is copied element by element.
+  EXPECT_EQ(select_lce_config(make_params(4, 1024, 433, 255, 1178, 866), kAmpere).tile_m, 64);
   // 64 rows of M fill a small tile and half of a large one.
   EXPECT_EQ(select_lce_config(make_params(4, 4096, 64, 64, 100, 100), kAmpere).tile_m, 64);
 }

@@ -73,7 +73,7 @@ template <typename Traits>
 __device__ __forceinline__ void simt_multiply(float (&acc)[Traits::kOutputs][Traits::kOutputs],
                                               const typename Traits::Shared& shared, int buffer,
                                               int row, int column) {
-#pragma unroll
+#pragma unroll 2
   for (int k = 0; k < Traits::kBlockK; ++k) {
     float w[Traits::kOutputs];
     float e[Traits::kOutputs];

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The tests of the CUDA kernels, on a machine with an H100 or H200. Needs a python3 with PyTorch and
+# pytest, and either nvcc, CMake, ninja and GoogleTest or a build folder that holds no CMakeCache.txt
+# but what was built elsewhere: bin/*_test, bin/lce_example, lib/libikbo_ops.so. No network.
+# usage: tools/test_gpu.sh [BUILD_FOLDER]     build/sm90 when none is named
+# IKBO_OPS_LIBRARY=... names another operator library for the Python tests; LOGS=... keeps the logs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+BUILD=${1:-build/sm90}
+PYTHON=python3
+[ ! -x .venv/bin/python ] || PYTHON=.venv/bin/python
+LOGS=${LOGS:-$(mktemp -d)}
+SANITIZERS="memcheck racecheck synccheck initcheck"
+# What is small enough to run ten to a hundred times slower.
+SMALL='Small*:Shapes/LceTest.*_B9_*'
+TIMEOUT=${TIMEOUT:-270}
+
+build() {
+  # GNU's compilers by name: a CXX that links libstdc++ statically breaks compiled packages.
+  export CC=/usr/bin/gcc CXX=/usr/bin/g++ CUDAHOSTCXX=/usr/bin/g++
+  if [ -d "$BUILD" ] && [ ! -f "$BUILD/CMakeCache.txt" ]; then return; fi
+  printf '\n== C++ build (%s)\n' "$BUILD"
+  cmake --preset sm90 -B "$BUILD" --log-level=NOTICE -DIKBO_BUILD_RUNTIME=OFF \
+    -DPython3_EXECUTABLE="$(command -v $PYTHON)"
+  cmake --build "$BUILD"
+  cmake --install "$BUILD" --prefix "$BUILD/installed" >/dev/null
+  cmake -G Ninja -S examples/cpp -B "$BUILD/example" --log-level=NOTICE \
+    -DCMAKE_PREFIX_PATH="$PWD/$BUILD/installed"
+  cmake --build "$BUILD/example"
+  cp "$BUILD/example/lce_example" "$BUILD/bin/"
+}
+
+# start NAME COMMAND...: runs it beside the others, output to LOGS/NAME.
+jobs=()
+start() {
+  local name=$1
+  shift
+  (
+    status=0
+    timeout "$TIMEOUT" "$@" >"$LOGS/$name" 2>&1 || status=$?
+    echo $status >"$LOGS/$name.status"
+  ) &
+  jobs+=("$name")
+}
+
+SECONDS=0
+build
+export IKBO_OPS_LIBRARY=${IKBO_OPS_LIBRARY:-$PWD/$BUILD/lib/libikbo_ops.so}
+export PYTHONPATH=$PWD/python
+
+printf '\n== GPU tests (logs in %s)\n' "$LOGS"
+pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
+pytest python-operators tests/ops/test_*cuda*.py tests/ops/test_composite.py::test_on_cuda
+pytest python-packages tests/e2e -k on_the_gpu
+for test in "$BUILD"/bin/{expand,index_check,lce,lce_generic,linear}_test; do
+  start "$(basename "$test")" "$test" --gtest_brief=1
+done
+start lce_example "$BUILD/bin/lce_example"
+for test in expand lce lce_generic linear; do
+  # GoogleTest is content with a filter that matches nothing.
+  small=$("$BUILD/bin/${test}_test" --gtest_list_tests --gtest_filter="$SMALL" | grep '^  ' || true)
+  [ -n "$small" ] || start "$test-has-no-small-case" false
+  for tool in $SANITIZERS; do
+    start "$test-$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$BUILD/bin/${test}_test" --gtest_brief=1 --gtest_filter="$SMALL"
+  done
+done
+wait
+
+failed=()
+for name in "${jobs[@]}"; do
+  status=$(cat "$LOGS/$name.status")
+  [ "$status" = 0 ] || failed+=("$name")
+  printf '%-24s %s  %s\n' "$name" "$([ "$status" = 0 ] && echo ok || echo "FAILED ($status)")" \
+    "$(grep -v '^$' "$LOGS/$name" | tail -1 | cut -c1-90)"
+done
+for name in "${failed[@]}"; do
+  printf '\n== %s\n' "$name"
+  tail -40 "$LOGS/$name"
+done
+printf '\ntest-gpu: %d passed, %d failed in %d s%s\n' $((${#jobs[@]} - ${#failed[@]})) \
+  ${#failed[@]} $SECONDS "${failed[*]:+: ${failed[*]}}"
+[ ${#failed[@]} = 0 ]

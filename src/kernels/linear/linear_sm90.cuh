@@ -130,11 +130,6 @@ struct Mainloop {
     device::mbarrier_init_fence();
   }
 
-  // Row of the tile of W that lies at row c of its shared memory.
-  __device__ __forceinline__ static int weight_row(int c) {
-    return 4 * (c % (kTileM / 4)) + c / (kTileM / 4);
-  }
-
   __device__ __forceinline__ void load_by_tma(const Sm90Maps& maps, std::uint32_t s_stage,
                                               int first_row, int first_m, int k) const {
     device::mbarrier_arrive_expect_bytes(full(stage), tma_bytes());
@@ -162,18 +157,28 @@ struct Mainloop {
     }
   };
 
-  // `row_of` gives the row of the tensor that lies at a row of shared memory.
-  template <int kRows, typename RowOf>
+  // Rows first, first + kStep, ... of the tensor to kRows rows of shared memory, every fourth by
+  // this warp. NOTE: addresses are carried along, not computed per row: a stage is hundreds of
+  // copies.
+  template <int kRows, int kStep>
   __device__ __forceinline__ void copy_rows(const RowSource& source, std::uint32_t s_rows,
-                                            const Word& word, int warp, const RowOf& row_of) const {
-    // NOTE: not unrolled; the producers have 40 registers.
-#pragma unroll 1
-    for (int i = warp; i < kRows; i += kThreads / 32) {
-      const int row = row_of(i);
-      const int bytes = row < source.rows ? word.bytes : 0;
-      const auto* g_data = static_cast<const std::uint16_t*>(source.data);
-      device::cp_async_4(word.address(s_rows, i),
-                         g_data + (bytes > 0 ? row * source.stride + word.k : 0), bytes);
+                                            const Word& word, int warp, int first) const {
+    static_assert(kRows % 8 == 0);
+    const std::int64_t g_step = 4 * kStep * source.stride;
+    const auto* g = static_cast<const std::uint16_t*>(source.data) +
+                    (first + warp * kStep) * source.stride + word.k;
+    const std::uint32_t s_even = word.address(s_rows, warp);
+    const std::uint32_t s_odd = word.address(s_rows, warp + 4);
+    const int rows_left = max(source.rows - first - warp * kStep, 0);
+    const int limit = (rows_left + 4 * kStep - 1) / (4 * kStep);  // of this warp's rows
+#pragma unroll 2
+    for (int pair = 0; pair < kRows / 8; ++pair) {
+      device::cp_async_4(s_even + pair * 8 * Traits::kRowBytes, g,
+                         2 * pair < limit ? word.bytes : 0);
+      g += g_step;
+      device::cp_async_4(s_odd + pair * 8 * Traits::kRowBytes, g,
+                         2 * pair + 1 < limit ? word.bytes : 0);
+      g += g_step;
     }
   }
 
@@ -216,12 +221,15 @@ struct Mainloop {
       return;
     }
     if (args.x.feed == LinearFeed::kAsync) {
-      copy_rows<kTileRows>(args.x, s_stage, word, warp,
-                           [first_row](int i) { return first_row + i; });
+      copy_rows<kTileRows, 1>(args.x, s_stage, word, warp, first_row);
     }
     if (args.w.feed == LinearFeed::kAsync) {
-      copy_rows<kTileM>(args.w, s_stage + kTileRows * Traits::kRowBytes, word, warp,
-                        [first_m](int c) { return first_m + weight_row(c); });
+#pragma unroll 1
+      for (int r = 0; r < 4; ++r) {
+        copy_rows<kTileM / 4, 4>(args.w,
+                                 s_stage + (kTileRows + r * (kTileM / 4)) * Traits::kRowBytes, word,
+                                 warp, first_m + r);
+      }
     }
     device::cp_async_arrive(full(stage));
   }

@@ -104,6 +104,7 @@ TEST(LinearConfig, EmptySidesRunTheGenericKernel) {
 
 TEST(LinearConfig, FewTilesSplitTheirSumAndManyDoNot) {
   const LinearConfig few = select_linear_config(make_params(1, 32, 256, 4096, 4096), kHopper);
+  EXPECT_EQ(few.user.split_k, 8);
   EXPECT_EQ(few.candidate.tile_rows, 64);
   EXPECT_EQ(few.candidate.split_k, 8);
   const LinearConfig many =
@@ -111,6 +112,12 @@ TEST(LinearConfig, FewTilesSplitTheirSumAndManyDoNot) {
   EXPECT_EQ(many.candidate.tile_rows, 128);
   EXPECT_EQ(many.candidate.tile_m, 224);  // 448 columns for 433
   EXPECT_EQ(many.candidate.split_k, 1);
+}
+
+TEST(LinearConfig, TilesAreLargerWhereTheUserStageHoldsSms) {
+  // 128 CTAs of 128 x 64 would wait for the 32 of the user stage; 64 of 128 x 128 need not.
+  EXPECT_EQ(select_linear_config(make_params(128, 8192, 128, 512, 512), kHopper).candidate.tile_m,
+            128);
 }
 
 TEST(LinearConfig, NoCtaIsWithoutAShareOfK) {

@@ -49,34 +49,51 @@ LinearFeed feed_of_w(const Matrix& w, LinearFeed x, const LinearTiling& tiling) 
   return is_copied ? LinearFeed::kCopied : feed;
 }
 
-// Clocks of a stage with a tiling. One SM takes in some 50 bytes a clock from L2; a matrix
-// instruction of 64 x n x 16 takes n / 2 clocks. The rest are latencies: start, first bytes, the
-// exchange of a cluster's sums, and a tile's epilogue.
-double estimate(const LinearTiling& tiling, std::int64_t rows, std::int64_t m, std::int64_t k,
-                const DeviceLimits& limits) {
-  constexpr double kBytesPerClock = 50;
+// Rows x M outputs, each a sum over k.
+struct Stage {
+  std::int64_t rows;
+  std::int64_t m;
+  std::int64_t k;
+
+  std::int64_t num_ctas(const LinearTiling& tiling) const {
+    return ceil_div<std::int64_t>(rows, tiling.tile_rows) *
+           ceil_div<std::int64_t>(m, tiling.tile_m) * tiling.split_k;
+  }
+};
+
+// Clocks that the CTAs of a tiling run. One SM takes in some 35 bytes a clock from L2; a matrix
+// instruction of 64 x n x 16 takes n / 2 clocks. The rest are latencies: start and first bytes, the
+// exchange of a cluster's sums, a tile's epilogue. Set by the times of every tiling at 22 shapes on
+// an H200 (2026-11).
+double clocks_of(const Stage& stage, const LinearTiling& tiling, const DeviceLimits& limits) {
+  constexpr double kBytesPerClock = 35;
   constexpr double kStart = 2000;
   constexpr double kExchange = 1000;
-  const std::int64_t tiles =
-      ceil_div<std::int64_t>(rows, tiling.tile_rows) * ceil_div<std::int64_t>(m, tiling.tile_m);
   const std::int64_t blocks =
-      ceil_div(ceil_div<std::int64_t>(k, kBlockK), std::int64_t{tiling.split_k});
+      ceil_div(ceil_div<std::int64_t>(stage.k, kBlockK), std::int64_t{tiling.split_k});
   const double bytes = (tiling.tile_rows + tiling.tile_m) * kBlockK * 2.0;
   const double clocks_per_block =
       std::max(bytes / kBytesPerClock, tiling.tile_rows * tiling.tile_m / 32.0);
   const double epilogue = 300 + tiling.tile_rows * tiling.tile_m / 24.0;
   const auto tiles_per_sm =
-      static_cast<double>(ceil_div(tiles * tiling.split_k, std::int64_t{limits.num_sms}));
+      static_cast<double>(ceil_div(stage.num_ctas(tiling), std::int64_t{limits.num_sms}));
   return kStart + (tiling.split_k > 1 ? kExchange : 0) +
          tiles_per_sm * (static_cast<double>(blocks) * clocks_per_block + epilogue);
 }
 
-LinearTiling select_tiling(std::int64_t rows, std::int64_t m, std::int64_t k,
+// A CTA of 64 rows leaves room for another on its SM, one of 128 rows does not.
+std::int64_t ctas_per_sm(const LinearTiling& tiling) { return tiling.tile_rows == 64 ? 2 : 1; }
+
+// The tiling with the least clocks of a stage that is launched while `busy_ctas` CTAs run for
+// another `busy_clocks`.
+LinearTiling select_tiling(const Stage& stage, std::int64_t busy_ctas, double busy_clocks,
                            const DeviceLimits& limits) {
   LinearTiling best;
   double least = std::numeric_limits<double>::infinity();
   const auto consider = [&](const LinearTiling& tiling) {
-    const double clocks = estimate(tiling, rows, m, k, limits);
+    const std::int64_t free_ctas = ctas_per_sm(tiling) * limits.num_sms - busy_ctas;
+    const double wait = stage.num_ctas(tiling) > free_ctas ? busy_clocks : 0;
+    const double clocks = wait + clocks_of(stage, tiling, limits);
     if (clocks < least) {
       least = clocks;
       best = tiling;
@@ -85,13 +102,14 @@ LinearTiling select_tiling(std::int64_t rows, std::int64_t m, std::int64_t k,
   for (const int tile_m : linear_impl::kTileWidths) {
     consider({.tile_rows = 128, .tile_m = tile_m, .split_k = 1});
   }
-  const std::int64_t tiles = ceil_div<std::int64_t>(rows, 64) * ceil_div<std::int64_t>(m, 64);
-  const std::int64_t blocks = ceil_div<std::int64_t>(k, kBlockK);
+  const std::int64_t blocks = ceil_div<std::int64_t>(stage.k, kBlockK);
   for (const int split_k : {1, 2, 4, 8}) {
-    // Every CTA of a cluster has a share of k, and all clusters run at once.
+    const LinearTiling tiling{.tile_rows = 64, .tile_m = 64, .split_k = split_k};
+    // Every CTA of a cluster has a share of k. Half of the SMs: clusters are slow to find a place
+    // beside the other stage.
     const bool is_possible =
-        split_k <= blocks && (split_k == 1 || tiles * split_k <= 2 * limits.num_sms);
-    if (is_possible) consider({.tile_rows = 64, .tile_m = 64, .split_k = split_k});
+        split_k == 1 || (split_k <= blocks && stage.num_ctas(tiling) <= limits.num_sms / 2);
+    if (is_possible) consider(tiling);
   }
   return best;
 }
@@ -133,11 +151,16 @@ LinearConfig select_linear_config(const LinearParams& p, const DeviceLimits& lim
       !has_dense_rows(x_cand)) {
     return {};
   }
-  LinearConfig config{.kernel = LinearKernel::kSm90,
-                      .user = select_tiling(p.num_users, p.m, p.k_user, limits),
-                      .candidate = select_tiling(p.num_candidates, p.m, p.k_cand, limits),
-                      .x_user = feed_of_x(x_user),
-                      .x_cand = feed_of_x(x_cand)};
+  const Stage user{p.num_users, p.m, p.k_user};
+  const Stage candidate{p.num_candidates, p.m, p.k_cand};
+  LinearConfig config;
+  config.kernel = LinearKernel::kSm90;
+  config.user = select_tiling(user, 0, 0, limits);
+  config.candidate =
+      select_tiling(candidate, std::min<std::int64_t>(user.num_ctas(config.user), limits.num_sms),
+                    clocks_of(user, config.user, limits), limits);
+  config.x_user = feed_of_x(x_user);
+  config.x_cand = feed_of_x(x_cand);
   config.w_user = feed_of_w(w_user, config.x_user, config.user);
   config.w_cand = feed_of_w(w_cand, config.x_cand, config.candidate);
   return config;

@@ -11,8 +11,8 @@
 
 namespace ikbo::linear_impl {
 
-inline constexpr int kBlockK = 64;      // k per pipeline stage: one 128-byte swizzled row of 16-bit
-inline constexpr int kThreads = 128;    // threads of a warpgroup
+inline constexpr int kBlockK = 64;    // k per pipeline stage: one 128-byte swizzled row of 16-bit
+inline constexpr int kThreads = 128;  // threads of a warpgroup
 inline constexpr std::array<int, 6> kTileWidths = {64, 128, 160, 192, 224, 256};
 
 template <typename T>

@@ -16,6 +16,7 @@ std::vector<Named> named_parts(const LceArgs& args) {
   STD_TORCH_CHECK(!args.e_cand.empty(),
                   "ikbo::lce: e_cand must hold at least one tensor [B, K_i, N]; got an empty list");
   std::vector<Named> parts;
+  parts.reserve(args.e_cand.size());
   for (std::size_t i = 0; i < args.e_cand.size(); ++i) {
     parts.push_back({"e_cand[" + std::to_string(i) + "]", args.e_cand[i]});
   }
@@ -89,6 +90,7 @@ PackedWeight weight_of(const LceArgs& args) {
     return plain;
   }
   std::vector<int64_t> k_cand;
+  k_cand.reserve(args.e_cand.size());
   for (const Tensor& part : args.e_cand) {
     k_cand.push_back(part.size(1));
   }

@@ -1,5 +1,6 @@
 # Decides whether the CUDA kernels are built and says so.
 option(IKBO_CHECK_INDICES "Let CUDA operators check the values of cand_to_user (for debugging)" OFF)
+option(IKBO_RANDOM_DELAYS "Build tests of the Hopper kernels with delays around every barrier" OFF)
 set(IKBO_CUDA_ENABLED OFF)
 if(NOT IKBO_CUDA STREQUAL "OFF")
   find_program(IKBO_NVCC nvcc HINTS /usr/local/cuda/bin)

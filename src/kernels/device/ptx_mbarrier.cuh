@@ -11,6 +11,16 @@ __device__ __forceinline__ std::uint32_t smem_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// In a build with IKBO_RANDOM_DELAYS, up to a microsecond around every use of a barrier: what only
+// works because one role happens to be slow shows in the results. Nothing in any other build.
+__device__ __forceinline__ void random_delay() {
+#ifdef IKBO_RANDOM_DELAYS
+  std::uint32_t bits = static_cast<std::uint32_t>(clock64()) * 2654435761u ^ threadIdx.x / 32;
+  bits ^= bits >> 15;
+  if (bits % 4 == 0) __nanosleep(bits / 4 % 1024);
+#endif
+}
+
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -21,11 +31,13 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 }
 
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(std::uint32_t barrier, int bytes) {
+  random_delay();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
+  random_delay();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
@@ -42,13 +54,17 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
-    if (done) return;
+    if (done) {
+      random_delay();
+      return;
+    }
   }
   asm volatile("trap;");
 }
 
 // Barrier `id` (1..15; 0 is __syncthreads) over `threads` threads of the CTA.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  random_delay();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The tests of the CUDA kernels, on a machine with an H100 or H200. Needs a python3 with PyTorch and
-# pytest, and either nvcc, CMake, ninja and GoogleTest or a build folder that holds no CMakeCache.txt
-# but what was built elsewhere: bin/*_test, bin/lce_example, lib/libikbo_ops.so. No network.
+# The tests of the CUDA kernels, on a machine with an H100 or H200 and compute-sanitizer. Needs a
+# python3 with PyTorch and pytest, and either nvcc, CMake, ninja and GoogleTest, or a build folder
+# without CMakeCache.txt that holds what was built elsewhere: bin/*_test, bin/lce_example,
+# lib/libikbo_ops.so. No network.
 # usage: tools/test_gpu.sh [BUILD_FOLDER]     build/sm90 when none is named
 # IKBO_OPS_LIBRARY=... names another operator library for the Python tests; LOGS=... keeps the logs.
 set -euo pipefail

@@ -87,7 +87,8 @@ __device__ __forceinline__ MmaCopies make_copies(const StageArgs& args, std::int
   const Walk w = make_walk<Traits>(args.w_width, true);
   const Walk e = make_walk<Traits>(args.e_width, false);
   const Column& column = s_columns[e.x];
-  return {.w = static_cast<const std::uint16_t*>(args.w) + (first_m + w.x) * args.stride_w_m + w.k,
+  return {.w = static_cast<const std::uint16_t*>(args.w) + (first_m + w.x) * args.stride_w_m +
+               w.k * args.stride_w_k,
           .e = static_cast<const std::uint16_t*>(args.e) + column.e + e.k * args.stride_e_k,
           .w_step = w.dx * args.stride_w_m,
           .e_step = e.dk * args.stride_e_k,
@@ -325,7 +326,7 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[Traits::kMmaM][Traits
                            singles);
         end_half<Traits>(args, copies, shared, block, half, singles);
       }
-      copies.w += Traits::kBlockK;
+      copies.w += Traits::kBlockK * args.stride_w_k;
       copies.e += Traits::kBlockK * args.stride_e_k;
     }
     device::copy_async_commit();
@@ -353,7 +354,7 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[Traits::kMmaM][Traits
       if (has_next) end_half<Traits>(args, copies, shared, next_stage, half, singles);
     }
     device::copy_async_commit();
-    copies.w += Traits::kBlockK;
+    copies.w += Traits::kBlockK * args.stride_w_k;
     copies.e += Traits::kBlockK * args.stride_e_k;
     stage = stage + 1 == Traits::kStages ? 0 : stage + 1;
     next_stage = next_stage + 1 == Traits::kStages ? 0 : next_stage + 1;

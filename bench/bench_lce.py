@@ -66,7 +66,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    grid = [Case(1024, 70), Case(1024, 70, dtype="bfloat16")]
+    grid = [Case(1024, 70), Case(512, 70), Case(1024, 70, dtype="bfloat16")]
     grid += [Case(b, r) for b in (512, 1024, 2048, 3072) for r in (70, 2, 10, 1000, 1)]
     for m, n in (
         *((16, 64), (16, 512), (32, 128), (64, 32), (64, 64), (64, 256), (128, 128)),

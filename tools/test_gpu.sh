@@ -15,7 +15,7 @@ PYTHON=python3
 LOGS=${LOGS:-$(mktemp -d)}
 SANITIZERS="memcheck racecheck synccheck initcheck"
 # What is small enough to run ten to a hundred times slower.
-SMALL='Small*:Shapes/LceTest.*_B9_*'
+SMALL='Small*'
 TIMEOUT=${TIMEOUT:-270}
 
 build() {
@@ -24,6 +24,7 @@ build() {
   if [ -d "$BUILD" ] && [ ! -f "$BUILD/CMakeCache.txt" ]; then return; fi
   printf '\n== C++ build (%s)\n' "$BUILD"
   cmake --preset sm90 -B "$BUILD" --log-level=NOTICE -DIKBO_BUILD_RUNTIME=OFF \
+    -DIKBO_RANDOM_DELAYS=ON \
     -DPython3_EXECUTABLE="$(command -v $PYTHON)"
   cmake --build "$BUILD"
   cmake --install "$BUILD" --prefix "$BUILD/installed" >/dev/null
@@ -55,7 +56,7 @@ printf '\n== GPU tests (logs in %s)\n' "$LOGS"
 pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
 pytest python-operators tests/ops/test_*cuda*.py tests/ops/test_composite.py::test_on_cuda
 pytest python-packages tests/e2e -k on_the_gpu
-for test in "$BUILD"/bin/{expand,index_check,lce,lce_generic,linear}_test; do
+for test in "$BUILD"/bin/{expand,index_check,lce,lce_delays,lce_generic,linear,linear_delays}_test; do
   start "$(basename "$test")" "$test" --gtest_brief=1
 done
 start lce_example "$BUILD/bin/lce_example"

@@ -418,6 +418,27 @@ std::vector<LceCase> cases() {
 INSTANTIATE_TEST_SUITE_P(Shapes, LceTest, testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.id(); });
 
+// For tools that make a kernel a hundred times slower: every stage and both forms of every size.
+std::vector<LceCase> small_cases() {
+  const LceCase two_stages{
+      .num_users = 2, .num_candidates = 9, .m = 70, .n = 72, .k_user = 40, .k_cand = 70};
+  LceCase wide = two_stages;
+  wide.m = 433;
+  wide.dtype = DType::kBFloat16;
+  LceCase many_users = two_stages;  // two users a CTA
+  many_users.num_users = 140;
+  many_users.num_candidates = 300;
+  many_users.n = 128;
+  LceCase dual = two_stages;
+  dual.num_users = 9;
+  LceCase list = two_stages;
+  list.list = {33, 1, 36};
+  return {two_stages, wide, many_users, dual, list};
+}
+
+INSTANTIATE_TEST_SUITE_P(Small, LceTest, testing::ValuesIn(small_cases()),
+                         [](const auto& info) { return info.param.id(); });
+
 const LceCase kMiddle{
     .num_users = 15, .num_candidates = 257, .m = 433, .n = 256, .k_user = 300, .k_cand = 866};
 

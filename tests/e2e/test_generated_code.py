@@ -62,8 +62,12 @@ def write_cuda_package(recipe: Recipe, path: Path) -> Path:
     def to_gpu(x: object) -> object:
         return x.cuda() if isinstance(x, torch.Tensor) else x
 
+    module = recipe.module.cuda()
+    # A packed weight is for one device: it is packed anew, not moved.
+    packed = ikbo.prepack(module.get_buffer("exact")[:, :6], [6])
+    module.register_buffer("exact_packed", packed)
     ikbo.package(
-        recipe.module.cuda(),
+        module,
         path,
         example_inputs=pytree.tree_map(to_gpu, recipe.inputs),
         roles=recipe.roles,

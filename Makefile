@@ -10,7 +10,7 @@ PY := $(VENV)/python
 FUZZ_SECONDS ?= 40
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test setup env build lint format bench check-results plots nightly test-torch test-gpu \
+.PHONY: help demo test setup setup-cpu env build lint format bench check-results plots nightly test-torch test-gpu \
         test-cpp test-sanitize test-python fuzz wheel
 .NOTPARALLEL:
 
@@ -20,12 +20,15 @@ help:  ## list the targets
 env:
 	@tools/setup.sh system venv
 
+setup-cpu:
+	@tools/setup.sh system venv cpu
+
 setup:  ## system packages, .venv, C++ build
 	@tools/setup.sh
 
 build: setup  ## the same
 
-demo: setup  ## a model trained on MovieLens, transformed, served by C++, compared
+demo: setup-cpu  ## a model trained on MovieLens, transformed, served by C++, compared
 	$(PY) -m examples.movielens
 
 test: setup test-cpp test-sanitize test-python  ## all tests: C++, sanitizers, fuzzing, Python
@@ -60,7 +63,7 @@ lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
 format: env  ## rewrite the sources as the formatters want them
 	@tools/lint.sh --fix
 
-bench: setup  ## measure operators, training and the served demo here, into bench/results/
+bench: setup-cpu  ## measure operators, training and the served demo here, into bench/results/
 	$(PY) bench/bench_ops_cpu.py
 	$(PY) bench/bench_training.py
 	$(PY) -m examples.movielens --results

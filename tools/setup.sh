@@ -3,10 +3,11 @@
 # Set-up on Debian 12 or Ubuntu 24.04 (x86-64). Steps, each skipped when there is nothing to do:
 #   system   packages of requirements/system.txt, with apt-get
 #   venv     .venv with the packages of requirements/dev.txt, and ikbo itself from python/
-#   build    the C++ build, build/cpu; with nvcc also build/sm90
+#   cpu      the C++ build, build/cpu
+#   cuda     the CUDA kernels, build/sm90, where nvcc is found
 #   sanitize the C++ build of runtime, server and fuzz targets under ASan and UBSan, build/sanitize
 #   sanitize-replay  ikbo-replay under both, with PyTorch, build/sanitize-replay
-# usage: tools/setup.sh [STEP...]     system, venv and build when none is named
+# usage: tools/setup.sh [STEP...]     system, venv, cpu and cuda when none is named
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +34,7 @@ missing_packages() {
 step_system() {
   if ! command -v apt-get >/dev/null; then
     fail "no apt-get here: Debian 12 and Ubuntu 24.04 are supported" \
-      "elsewhere install what requirements/system.txt lists, then: tools/setup.sh venv build"
+      "elsewhere install what requirements/system.txt lists, then: tools/setup.sh venv cpu cuda"
   fi
   local packages
   packages=$(missing_packages | tr '\n' ' ')
@@ -110,8 +111,9 @@ build_preset() {
       "after a change of compiler or PyTorch: rm -rf build/$preset, and call again"
 }
 
-step_build() {
-  build_preset cpu
+step_cpu() { build_preset cpu; }
+
+step_cuda() {
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
     # Operators and CUDA kernels; `import ikbo` prefers this library. The runtime is build/cpu's.
     build_preset sm90 -DIKBO_BUILD_RUNTIME=OFF
@@ -124,10 +126,10 @@ step_sanitize() { build_preset sanitize; }
 
 step_sanitize-replay() { build_preset sanitize-replay; }
 
-[ $# -gt 0 ] || set -- system venv build
+[ $# -gt 0 ] || set -- system venv cpu cuda
 for step in "$@"; do
   case $step in
-    system | venv | build | sanitize | sanitize-replay) "step_$step" ;;
-    *) fail "unknown step '$step'; steps: system venv build sanitize sanitize-replay" ;;
+    system | venv | cpu | cuda | sanitize | sanitize-replay) "step_$step" ;;
+    *) fail "unknown step '$step'; steps: system venv cpu cuda sanitize sanitize-replay" ;;
   esac
 done

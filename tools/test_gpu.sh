@@ -56,8 +56,8 @@ printf '\n== GPU tests (logs in %s)\n' "$LOGS"
 pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
 pytest python-operators tests/ops/test_*cuda*.py tests/ops/test_composite.py::test_on_cuda
 pytest python-packages tests/e2e -k on_the_gpu
-for test in "$BUILD"/bin/{expand,index_check,lce,lce_delays,lce_generic,linear,linear_delays}_test; do
-  start "$(basename "$test")" "$test" --gtest_brief=1
+for test in expand index_check lce lce_delays lce_generic linear linear_delays; do
+  start "${test}_test" "$BUILD/bin/${test}_test" --gtest_brief=1
 done
 start lce_example "$BUILD/bin/lce_example"
 for test in expand lce lce_generic linear; do

@@ -142,7 +142,7 @@ class Manifest:
                 f"{document.get('format_version')!r}; package the model again with this version "
                 "of ikbo"
             )
-        return Manifest(
+        manifest = Manifest(
             model_name=document["model"]["name"],
             model_version=document["model"]["version"],
             torch_version=document["torch_version"],
@@ -155,6 +155,12 @@ class Manifest:
             replay=tuple(_replay_case(case) for case in document["replay"]),
             spec=document["spec"],
         )
+        if document["ops_sha256"] != manifest.ops_sha256:
+            raise ValueError(
+                f"ikbo manifest: ops_sha256 must be that of its operators' schemas, "
+                f"{manifest.ops_sha256}; got {document['ops_sha256']!r}"
+            )
+        return manifest
 
 
 def _tensor_spec(document: Mapping[str, Any]) -> TensorSpec:

@@ -99,4 +99,24 @@ std::vector<std::byte> Archive::read(const std::string& entry, std::size_t max_b
   }
 }
 
+void Archive::verify() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::byte> buffer(std::size_t{1} << 20);
+  const zip_int64_t count = zip_get_num_entries(handle_.get(), 0);
+  for (zip_int64_t i = 0; i < count; ++i) {
+    const auto index = static_cast<zip_uint64_t>(i);
+    const char* name = zip_get_name(handle_.get(), index, ZIP_FL_ENC_RAW);
+    const std::string entry = name == nullptr ? std::to_string(i) : name;
+    const std::unique_ptr<zip_file_t, CloseFile> file(zip_fopen_index(handle_.get(), index, 0));
+    IKBO_CHECK(file != nullptr, path_, ": entry \"", entry, "\" cannot be read (",
+               zip_strerror(handle_.get()), ")");
+    zip_int64_t got = 1;
+    while (got > 0) {
+      got = zip_fread(file.get(), buffer.data(), buffer.size());
+    }
+    IKBO_CHECK(got == 0, path_, ": entry \"", entry, "\" is damaged (",
+               zip_file_strerror(file.get()), "); package the model again");
+  }
+}
+
 }  // namespace ikbo::runtime

@@ -27,6 +27,8 @@ class Archive {
   // The uncompressed bytes of an entry, its checksum verified; throws when it is absent, damaged or
   // larger than `max_bytes`. Memory is bounded by `max_bytes` whatever the archive claims.
   std::vector<std::byte> read(const std::string& entry, std::size_t max_bytes) const;
+  // Reads every entry to its end, in little memory; throws, naming it, when one is damaged.
+  void verify() const;
 
  private:
   struct Close {

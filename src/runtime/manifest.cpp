@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ikbo/runtime/manifest.h"
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstddef>
 #include <limits>
 #include <set>
@@ -167,11 +169,21 @@ std::vector<ReplayCase> parse_replay(const JsonField& field, const Manifest& man
   return cases;
 }
 
+// What names a model in a server's paths.
+std::string parse_name(const JsonField& field) {
+  std::string name = field.text();
+  const bool is_plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+  field.require(is_plain && !name.empty(), "letters, digits, '.', '_' or '-'");
+  return name;
+}
+
 Manifest parse_document(const JsonField& document) {
   document.at("format_version").integer(kFormatVersion, kFormatVersion);
   Manifest manifest;
-  manifest.model_name = document.at("model").at("name").text();
-  manifest.model_version = document.at("model").at("version").text();
+  manifest.model_name = parse_name(document.at("model").at("name"));
+  manifest.model_version = parse_name(document.at("model").at("version"));
   manifest.torch_version = document.at("torch_version").text();
   manifest.device = document.at("device").text();
   document.at("device").require(manifest.device == "cpu" || manifest.device == "cuda",

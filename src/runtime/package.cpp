@@ -46,6 +46,8 @@ Package Package::from_archive(std::shared_ptr<const Archive> archive) {
   const std::vector<std::byte> bytes = archive->read(entry, kMaxManifestBytes);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   Manifest manifest = parse_manifest(text, archive->path() + ": manifest");
+  // A package holds machine code: a damaged one must not be loaded.
+  archive->verify();
   return {std::move(archive), entry.substr(0, entry.rfind('/') + 1), std::move(manifest)};
 }
 

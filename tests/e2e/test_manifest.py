@@ -48,6 +48,12 @@ def test_another_format_version_is_refused() -> None:
         Manifest.from_json(json.dumps(document))
 
 
+def test_another_hash_is_refused() -> None:
+    document = json.loads(MANIFEST.to_json()) | {"ops_sha256": "0" * 64}
+    with pytest.raises(ValueError, match="ops_sha256 must be that of its operators' schemas"):
+        Manifest.from_json(json.dumps(document))
+
+
 def test_hash_covers_the_schemas_that_are_used() -> None:
     """An operator more, or another schema, is another hash; the order of the list is not."""
     linear = OpSchema("ikbo::linear", "ikbo::linear(Tensor x) -> Tensor")

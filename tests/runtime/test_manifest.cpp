@@ -108,6 +108,8 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"version_missing", R"("format_version": 1,)", "", "format_version is missing"},
         Broken{"version_text", R"("format_version": 1)", R"("format_version": "1")",
                "format_version must be an integer in [1, 1]; got \"1\""},
+        Broken{"model_name_is_a_path", R"("name": "ranker")", R"("name": "../ranker")",
+               R"(model.name must be letters, digits, '.', '_' or '-'; got "../ranker")"},
         Broken{"model_not_object", R"({"name": "ranker", "version": "3"})", "7",
                "model must be an object; got 7"},
         Broken{"model_name_empty", R"("ranker")", R"("")",

@@ -102,6 +102,20 @@ TEST(Package, RefusesEveryTruncation) {
   }
 }
 
+TEST(Package, RefusesADamagedEntryThatItDoesNotRead) {
+  const std::string name = "m/data/wrapper.so";
+  auto bytes = archive_bytes(
+      {{"m/extra/ikbo/manifest.json", manifest_json()}, {name, std::string(5000, 'c')}});
+  EXPECT_NO_THROW(open_bytes(bytes));
+  // Its bytes follow the first appearance of its name.
+  const auto at = std::search(bytes.begin(), bytes.end(), name.begin(), name.end(),
+                              [](std::byte a, char b) { return a == std::byte(b); });
+  ASSERT_NE(at, bytes.end());
+  *(at + static_cast<long>(name.size()) + 8) ^= std::byte{0x55};
+  expect_contains(error_of([&] { open_bytes(bytes); }),
+                  "memory.pt2: entry \"m/data/wrapper.so\" is damaged (");
+}
+
 TEST(Package, SurvivesEveryFlippedByte) {
   auto bytes = archive_bytes({{"m/extra/ikbo/manifest.json", manifest_json()}});
   std::size_t refused = 0;

@@ -13,9 +13,10 @@ namespace ikbo {
 namespace {
 
 constexpr DeviceLimits kHopper{.compute_capability = 90, .num_sms = 132};
-// An address that is never read.
-const void* const kAligned = reinterpret_cast<const void*>(std::uintptr_t{4096});
-const void* const kOdd = reinterpret_cast<const void*>(std::uintptr_t{4096 + 2});
+// Addresses that are never read.
+alignas(16) unsigned char memory[16];
+void* const kAligned = memory;
+void* const kOdd = memory + 2;
 
 LceParams make_params(int users, int candidates, int m = 433, int n = 256) {
   return {.num_users = users,
@@ -26,7 +27,7 @@ LceParams make_params(int users, int candidates, int m = 433, int n = 256) {
           .k_cand = 866,
           .e_user = kAligned,
           .e_cand = kAligned,
-          .out = const_cast<void*>(kAligned),
+          .out = kAligned,
           .stride_e_user_u = 1178 * std::int64_t{n},
           .stride_e_user_k = n,
           .stride_e_cand_b = 866 * std::int64_t{n},

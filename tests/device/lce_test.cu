@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // ikbo::lce on a GPU against an fp64 reference: every output element of every case.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "device_inputs.cuh"
 #include "device_memory.h"
 #include "ikbo/lce.h"
 
@@ -20,7 +19,6 @@ namespace ikbo::test {
 namespace {
 
 enum class Order { kSorted, kShuffled, kAllOneUser };
-enum class Values { kNormal, kTernary };
 
 struct LceCase {
   int num_users;
@@ -48,40 +46,11 @@ struct LceCase {
   }
 };
 
-__device__ double load(const void* data, std::int64_t at, DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return __half2float(static_cast<const __half*>(data)[at]);
-    case DType::kBFloat16:
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
-    default:
-      return static_cast<const float*>(data)[at];
-  }
-}
-
-__device__ std::uint32_t mix(std::uint64_t x) {
-  x ^= x >> 31;
-  x *= 0x9E3779B97F4A7C15ull;
-  x ^= x >> 29;
-  x *= 0xBF58476D1CE4E5B9ull;
-  return static_cast<std::uint32_t>(x >> 32);
-}
-
 __global__ void fill_kernel(void* data, std::int64_t count, DType dtype, Values values, float scale,
                             std::uint64_t seed) {
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
        i += gridDim.x * std::int64_t{256}) {
-    float value;
-    if (values == Values::kTernary) {
-      value = static_cast<float>(static_cast<int>(mix(seed + i) % 3) - 1);
-    } else {
-      const float u1 = (mix(seed + 2 * i) + 1.0f) / 4294967808.0f;
-      const float u2 = mix(seed + 2 * i + 1) / 4294967296.0f;
-      value = scale * sqrtf(-2 * logf(u1)) * cosf(6.2831853f * u2);
-    }
-    if (dtype == DType::kFloat16) static_cast<__half*>(data)[i] = __float2half(value);
-    if (dtype == DType::kBFloat16) static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16(value);
-    if (dtype == DType::kFloat32) static_cast<float*>(data)[i] = value;
+    store_value(data, i, dtype, random_value(values, scale, seed + i));
   }
 }
 
@@ -94,8 +63,6 @@ __global__ void poison_rows_kernel(std::uint16_t* data, int batch, int k, int sp
   }
 }
 
-// Excess of the error over its budget, the largest of all elements (<= 0 is a pass), in g_worst as
-// an ordered integer; NaN counts as the largest float.
 __global__ void compare_kernel(LceParams p, double unit_roundoff, int* g_worst) {
   const std::int64_t count = std::int64_t{p.num_candidates} * p.m * p.n;
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
@@ -104,30 +71,30 @@ __global__ void compare_kernel(LceParams p, double unit_roundoff, int* g_worst) 
     const int row = static_cast<int>(i / p.n % p.m);
     const int column = static_cast<int>(i % p.n);
     const std::int64_t u = p.cand_to_user[b];
-    double sum = p.bias != nullptr ? load(p.bias, row, p.dtype) : 0;
+    double sum = p.bias != nullptr ? load_value(p.bias, row, p.dtype) : 0;
     double magnitude = fabs(sum);
     for (int k = 0; k < p.k_user; ++k) {
       const double product =
-          load(p.w_user, row * p.stride_w_user_m + k, p.dtype) *
-          load(p.e_user, u * p.stride_e_user_u + k * p.stride_e_user_k + column * p.stride_e_user_n,
-               p.dtype);
+          load_value(p.w_user, row * p.stride_w_user_m + k, p.dtype) *
+          load_value(p.e_user,
+                     u * p.stride_e_user_u + k * p.stride_e_user_k + column * p.stride_e_user_n,
+                     p.dtype);
       sum += product;
       magnitude += fabs(product);
     }
     for (int k = 0; k < p.k_cand; ++k) {
       const double product =
-          load(p.w_cand, row * p.stride_w_cand_m + k, p.dtype) *
-          load(p.e_cand, b * p.stride_e_cand_b + k * p.stride_e_cand_k + column * p.stride_e_cand_n,
-               p.dtype);
+          load_value(p.w_cand, row * p.stride_w_cand_m + k, p.dtype) *
+          load_value(p.e_cand,
+                     b * p.stride_e_cand_b + k * p.stride_e_cand_k + column * p.stride_e_cand_n,
+                     p.dtype);
       sum += product;
       magnitude += fabs(product);
     }
-    const double got = load(p.out, i, p.dtype);
+    const double got = load_value(p.out, i, p.dtype);
     // One rounding to the output type, and fp32 sums whose error grows at worst like sqrt(K) here.
     const double budget = unit_roundoff * fabs(sum) + 8 * 5.97e-8 * magnitude + 1e-7;
-    double excess = fabs(got - sum) - budget;
-    if (!(excess < 3e38)) excess = 3e38;
-    if (excess > 0) atomicMax(g_worst, __float_as_int(fmaxf(static_cast<float>(excess), 1e-37f)));
+    WorstExcess::report(g_worst, fabs(got - sum) - budget);
   }
 }
 
@@ -268,19 +235,14 @@ struct LceRun {
 };
 
 float worst_excess(const LceCase& c, const LceParams& params) {
-  GuardedBuffer worst(sizeof(int));
-  IKBO_CUDA_CHECK(cudaMemset(worst.data(), 0, sizeof(int)), "worst");
+  const WorstExcess worst;
   const double unit_roundoff = c.dtype == DType::kFloat16    ? 1.0 / 2048
                                : c.dtype == DType::kBFloat16 ? 1.0 / 256
                                                              : 1.0 / 16777216;
   // Ternary inputs: every sum is an integer that fp32 holds exactly, so only the last rounding
   // counts, and integers below 2048 (fp16) or 256 (bf16) come out exact.
-  compare_kernel<<<2048, 256>>>(params, unit_roundoff, worst.data<int>());
-  int bits = 0;
-  IKBO_CUDA_CHECK(cudaMemcpy(&bits, worst.data(), sizeof(bits), cudaMemcpyDeviceToHost), "worst");
-  float excess;
-  std::memcpy(&excess, &bits, sizeof(excess));
-  return excess;
+  compare_kernel<<<2048, 256>>>(params, unit_roundoff, worst.device());
+  return worst.read();
 }
 
 class LceTest : public testing::TestWithParam<LceCase> {};

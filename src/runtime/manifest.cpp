@@ -175,7 +175,7 @@ std::string parse_name(const JsonField& field) {
   const bool is_plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
   });
-  field.require(is_plain, "letters, digits, '.', '_' or '-'");
+  field.require(is_plain && !name.empty(), "letters, digits, '.', '_' or '-'");
   return name;
 }
 

@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ikbo._manifest import DTYPE_NAMES, KernelRun, OpSchema
+from ikbo._source_line import source_line
 
 # Operators of torch itself; every process with libtorch has them.
 _TORCH_NAMESPACES = ("aten", "prim", "prims")
@@ -84,8 +85,7 @@ def ops_of(program: ExportedProgram) -> tuple[OpSchema, ...]:
         elif op.namespace not in _TORCH_NAMESPACES:
             raise RuntimeError(
                 "ikbo.package: the module must call operators of torch and ikbo only, the ones "
-                f"that the runtime has; it calls {op.name()}: "
-                f"{node.meta.get('stack_trace') or node}"
+                f"that the runtime has; it calls {op.name()} ({source_line(node)})"
             )
     return tuple(schemas[name] for name in sorted(schemas))
 

@@ -73,11 +73,22 @@ def test_model_is_refused(name: str) -> None:
         ((), "at least one input name"),
         ("user", "must be a list"),
         (["users"], r"'users', which is no input.*\['user', 'item'\]"),
+        (["user", "item"], r"leave at least one input to the candidates.*\['user', 'item'\]"),
     ],
 )
 def test_request_only_is_checked(users: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         transform(MODELS["mlp"]().model, (rows(6), rows(4)), users)
+
+
+def test_a_container_may_not_be_all_inputs() -> None:
+    class Nested(nn.Module):
+        def forward(self, features: dict[str, dict[str, Tensor]]) -> Tensor:
+            return features["all"]["user"] + features["all"]["item"]
+
+    features = {"all": {"user": rows(4), "item": rows(4)}}
+    with pytest.raises(ValueError, match=r"it names all: \['all.user', 'all.item'\]"):
+        transform(Nested(), {"features": features}, ["all"])
 
 
 @pytest.mark.parametrize(

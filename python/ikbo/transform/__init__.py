@@ -73,7 +73,8 @@ def transform(
             result is verified on them.
         request_only: names of the inputs that are the same for all candidates of a request. A
             nested input is named by its path, `features.age`; a container's name stands for all in
-            it. Where the only argument is a container, names are its keys.
+            it. Where the only argument is a container, names are its keys. At least one input, and
+            not all.
         max_users, max_candidates: largest U and B of a run.
         verify: compare with the unmodified model in fp64 before returning.
 

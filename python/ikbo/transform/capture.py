@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import sympy
@@ -17,6 +15,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from ikbo._source_line import source_line
 from ikbo.transform.errors import TransformError
 
 INDEX = "cand_to_user"
@@ -171,6 +170,11 @@ def _roles(names: Sequence[str | None], request_only: Sequence[str]) -> dict[str
                 f"the inputs are {known}"
             )
         users.update(found)
+    if len(users) == len(known):
+        raise ValueError(
+            "ikbo.transform: request_only must leave at least one input to the candidates; it "
+            f"names all: {known}; a model of users alone has nothing to share: run it once per user"
+        )
     return {name: "user" if name in users else "candidate" for name in known}
 
 
@@ -248,21 +252,3 @@ def _batch_symbol(program: ExportedProgram) -> sympy.Symbol:
             f"got {found}; export the program with one Dim for all inputs"
         )
     return symbols.pop()
-
-
-_FRAME = re.compile(
-    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n +(?P<code>[^\n]*))?'
-)
-_TORCH = str(Path(torch.__file__).parent)
-
-
-def source_line(node: torch.fx.Node) -> str:
-    """Where the model's source calls an operator: "file.py:12 (submodule): code"."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    ours = [frame for frame in frames if not frame["file"].startswith(_TORCH)] or frames
-    if not ours:
-        return "source line unknown"
-    frame = ours[-1]
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    module = f" ({stack[-1][0]})" if stack and stack[-1][0] else ""
-    return f"{Path(frame['file']).name}:{frame['line']}{module}: {(frame['code'] or '').strip()}"

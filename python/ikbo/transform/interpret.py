@@ -21,8 +21,9 @@ from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 from torch.utils import _pytree as pytree
 
+from ikbo._source_line import source_line
 from ikbo.transform import forms as f
-from ikbo.transform.capture import INDEX, Captured, source_line
+from ikbo.transform.capture import INDEX, Captured
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
 from ikbo.transform.forms import Cand, Const, PerBatch, Rows, Size, Sum, User

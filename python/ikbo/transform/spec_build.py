@@ -16,8 +16,9 @@ from torch.utils import _pytree as pytree
 
 from ikbo import _inductor
 from ikbo._kernels import kernels_at
+from ikbo._source_line import source_line
 from ikbo.transform import cost
-from ikbo.transform.capture import Captured, source_line
+from ikbo.transform.capture import Captured
 from ikbo.transform.cost import Formula
 from ikbo.transform.spec import KernelRange, Row, Spec
 from ikbo.transform.walk import ORIGIN

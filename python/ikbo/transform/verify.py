@@ -75,10 +75,10 @@ def _distinct_rows(captured: Captured) -> dict[str, Tensor]:
     for role in ("user", "candidate"):
         tensors = [x for x, r in zip(captured.flat, captured.flat_roles, strict=True) if r == role]
         seen: dict[tuple[bytes, ...], int] = {}
-        for row in range(tensors[0].shape[0] if tensors else 0):
+        for row in range(tensors[0].shape[0]):
             seen.setdefault(tuple(_row_bytes(x[row]) for x in tensors), row)
         found[role] = torch.tensor(list(seen.values()))
-        if tensors and len(seen) < MIN_ROWS:
+        if len(seen) < MIN_ROWS:
             raise ValueError(
                 f"ikbo.transform: example_inputs must have at least {MIN_ROWS} distinct {role} "
                 f"rows, from which the result is verified; got {len(seen)} in "
@@ -111,7 +111,7 @@ def _draw(
 
     def pick(role: str, count: int) -> Tensor:
         order = torch.randperm(len(rows[role]), generator=generator)
-        return rows[role][order.repeat(-(-count // max(len(order), 1)))[:count]]
+        return rows[role][order.repeat(-(-count // len(order)))[:count]]
 
     users, candidates = pick("user", num_users), pick("candidate", len(index))
     at_users, at_candidates = [], []

@@ -27,7 +27,8 @@ from ikbo._manifest import (
 from ikbo._served import ServedModel, from_module, from_transformed
 from ikbo._value_ranges import ValueRange, bound_values
 
-_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# What names a model in a server's paths. A client takes the segments "." and ".." out of a path.
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 
 
 def package(
@@ -64,7 +65,8 @@ def package(
         max_users: largest U of a run, at most 2^31-1. A transformed module may narrow its range.
             None or 0 for a module without user inputs.
         max_candidates: largest B of a run, likewise.
-        name, version: what a server calls the model: letters, digits, `.`, `_`, `-`.
+        name, version: what a server calls the model: letters, digits, `.`, `_`, `-`, but not `.` or
+            `..`.
         tolerance: relative tolerance T of the replay cases, against the eager module; an output
             passes when |actual - expected| <= T * (s + |expected|), s the smallest of the outputs'
             largest magnitudes. None: 1024 units of rounding in fp32 and fp64, 8 in 16-bit models.
@@ -84,10 +86,7 @@ def package(
     """
     target = _check_target(path)
     for argument, value in (("name", name), ("version", version)):
-        if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
-            raise ValueError(
-                f"ikbo.package: {argument} must be letters, digits, '.', '_' or '-'; got {value!r}"
-            )
+        check_name(argument, value)
     report = progress or (lambda _: None)
     served = _served(module, example_inputs, roles, max_users, max_candidates)
     with torch.no_grad():
@@ -113,6 +112,15 @@ def package(
     options = {**_inductor.compile_options(served.device.type), **(inductor_options or {})}
     _write(target, manifest, exported, cases, options, report)
     return manifest
+
+
+def check_name(argument: str, value: Any) -> None:
+    """Raises ValueError where a model cannot be called `value`, the argument `argument`."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError(
+            f"ikbo.package: {argument} must be letters, digits, '.', '_' or '-', but not '.' or "
+            f"'..'; got {value!r}"
+        )
 
 
 def _check_target(path: str | os.PathLike[str]) -> Path:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import ikbo
 from ikbo import _inductor, _replay
 from ikbo._served import from_module
-from ikbo.package import _export
+from ikbo.package import _export, check_name
 from ikbo.transform import TransformedModule
 
 
@@ -139,6 +139,17 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "foreign operator": ({"module": ForeignOperator().eval()}, RuntimeError, "calls "
     r"ikbo_test::foreign \(test_arguments.py:\d+.*: return foreign\("),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "é", "a\n"])
+def test_names_that_no_path_can_hold(name: str) -> None:
+    with pytest.raises(ValueError, match=r"but not '\.' or '\.\.'; got"):
+        check_name("name", name)
+
+
+@pytest.mark.parametrize("name", ["_", "-x", ".x", "...", "a.b-c_3", "3"])
+def test_names_that_the_runtime_takes(name: str) -> None:
+    check_name("name", name)
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ikbo._function_transforms import GuardedLibrary, register_vmap
+
+_LIBRARY = GuardedLibrary("ikbo", "FRAGMENT")
+
 # In the order of the arguments; a list for a list of tensors.
 Grads = tuple[Tensor | list[Tensor | None] | None, ...]
 
@@ -37,7 +41,7 @@ def register(
     """Registers ``formula(ctx, *grad_outputs)`` as the backward of ``ikbo::<op>``.
 
     First-order gradients are the formula's, also under ``create_graph=True``; differentiating them
-    again raises RuntimeError.
+    again raises RuntimeError, and so do forward mode and the gradients of ``torch.func``.
     """
 
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Grads:
@@ -49,7 +53,16 @@ def register(
             return _mark(_name(op), grads, marker)
         return grads
 
-    torch.library.register_autograd(f"ikbo::{op}", backward, setup_context=setup_context)
+    _register(op, backward, setup_context)
+
+
+def _register(
+    op: str, backward: Callable[..., Grads], setup_context: Callable[..., None] | None = None
+) -> None:
+    torch.library.register_autograd(
+        f"ikbo::{op}", backward, setup_context=setup_context, lib=_LIBRARY
+    )
+    register_vmap(op)
 
 
 def _name(op: str) -> str:
@@ -64,7 +77,7 @@ def _mark(op: str, grads: Grads, marker: Tensor) -> Grads:
 
 
 def refuse(op: str) -> None:
-    """Makes every gradient through ``ikbo::<op>``, which takes a packed weight, an error."""
+    """Makes gradients through ``ikbo::<op>``, which takes or makes a packed weight, an error."""
 
     def backward(ctx: Any, *_: Tensor | None) -> Grads:
         raise RuntimeError(
@@ -72,7 +85,7 @@ def refuse(op: str) -> None:
             "operator with the plain w_cand, or under torch.no_grad()"
         )
 
-    torch.library.register_autograd(f"ikbo::{op}", backward)
+    _register(op, backward)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ def bmm(
 
     Cost: ``2 B P R N`` FLOP; reads each input once, writes ``B P N`` elements.
 
-    Notes: differentiable once in both matrices. On the CPU, neighbours with the same user share
-    calls: candidates sorted by user are fastest.
+    Notes: differentiable once, in reverse mode, in both matrices. On the CPU, neighbours with the
+    same user share calls: candidates sorted by user are fastest.
     """
     return torch.ops.ikbo.bmm.default(a_user, b_cand, cand_to_user, transpose_a, transpose_b)
 

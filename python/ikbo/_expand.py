@@ -27,7 +27,7 @@ def expand(x_user: Tensor, cand_to_user: Tensor) -> Tensor:
 
     Cost: no FLOP; reads the rows of the users that have candidates, writes B rows.
 
-    Notes: differentiable in ``x_user`` once. Never aliases its input.
+    Notes: differentiable in ``x_user`` once, in reverse mode. Never aliases its input.
     """
     return torch.ops.ikbo.expand.default(x_user, cand_to_user)
 

@@ -46,7 +46,8 @@ def lce(
 
     Cost: ``2 M N (U K_user + B K_cand)`` FLOP; reads each input once, writes ``B M N`` elements.
 
-    Notes: differentiable once in every floating-point input, but with a packed weight in none.
+    Notes: differentiable once, in reverse mode, in every floating-point input, but with a packed
+    weight in none.
 
     Source: linear compressed embedding, arXiv 2203.11014.
     """

@@ -45,8 +45,8 @@ def linear(
 
     Cost: ``2 M (U K_user + B K_cand)`` FLOP; reads each input once, writes ``B M`` elements.
 
-    Notes: differentiable once in every floating-point input, but with a packed weight in none;
-    ``gelu`` and ``silu`` repeat the forward product in the backward pass.
+    Notes: differentiable once, in reverse mode, in every floating-point input, but with a packed
+    weight in none; ``gelu`` and ``silu`` repeat the forward product in the backward pass.
     """
     operators = torch.ops.ikbo.linear
     operator = operators.prepacked if w_cand.dtype == torch.uint8 else operators.default

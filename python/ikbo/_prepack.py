@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ikbo._autograd import refuse
+
 
 def prepack(w_cand: Tensor, k_cand: Sequence[int]) -> Tensor:
     """A candidate weight in the form that the kernels load, made once instead of at every call.
@@ -42,3 +44,6 @@ def _prepack_fake(w_cand: Tensor, k_cand: Sequence[int]) -> Tensor:
         w_cand.device, w_cand.dtype, int(w_cand.size(0)), [int(k) for k in k_cand]
     )
     return w_cand.new_empty(sizes, dtype=torch.uint8)
+
+
+refuse("prepack")

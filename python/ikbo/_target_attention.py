@@ -52,10 +52,10 @@ def target_attention(
     Cost: ``4 D`` FLOP per (row, key that counts) with ``B Q H`` rows; reads q, and k and v of the
     users with candidates once per 96 rows at most, writes out and lse.
 
-    Notes: differentiable once in q, k and v. Keys that do not count are not read into any sum: they
-    may hold NaN. On the CPU a row's result is bitwise the same whatever the other candidates and
-    users of the batch, their order and the number of threads are; gradients of k and v sum over
-    candidates in their order.
+    Notes: differentiable once, in reverse mode, in q, k and v. Keys that do not count are not read
+    into any sum: they may hold NaN. On the CPU a row's result is bitwise the same whatever the
+    other candidates and users of the batch, their order and the number of threads are; gradients
+    of k and v sum over candidates in their order.
 
     Source: the online softmax of Milakov and Gimelshein, 2018; tiling as in Dao et al., 2022.
     """

@@ -8,29 +8,41 @@ index_select  of expand
 decomposed    of lce: two GEMMs, gather, add
 baseline      of lce: gather, concat, one GEMM, as users write it
 
-Each row is checked against its peer before it is timed. ``floor``: the compulsory bytes at the
-bandwidth of a large copy, measured in the same run.
+Each row is checked before it is timed; a contestant that fails says why. ``floor``: the compulsory
+bytes at the bandwidth of a large copy, measured in the same run.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import ikbo
-from ikbo.testing.bench import write_results
-from ikbo.testing.bench_cuda import interleaved_cuda
+from ikbo.testing.bench_cuda import (
+    Contestant,
+    Limits,
+    ResultFile,
+    checked,
+    measured_limits,
+    parser_of,
+    sorted_index,
+    timed,
+    without_oversized,
+)
+from ikbo.testing.cost import Cost, cost_of
+from ikbo.testing.lce_peers import LceCase, checked_rows, make_tensors, torch_peers
 
 SOURCES = [
     "bench/bench_generic.py",
     "include/ikbo/expand.h",
     "python/ikbo/testing/bench_cuda.py",
+    "python/ikbo/testing/cost.py",
+    "python/ikbo/testing/lce_peers.py",
+    "src/kernels/device/ptx_cp_async.cuh",
     "src/kernels/device/ptx_mma.cuh",
+    "src/kernels/device/smem_address.cuh",
     "src/kernels/expand/*",
     "src/kernels/lce/lce_columns.cuh",
     "src/kernels/lce/lce_generic*",
@@ -38,8 +50,6 @@ SOURCES = [
     "src/kernels/lce/lce_simt.cuh",
     "src/torch_ops/expand.cpp",
 ]
-
-Calls = dict[str, Callable[[], torch.Tensor]]
 
 EXPAND = [
     # B, ratio, elements of a row
@@ -49,90 +59,68 @@ EXPAND = [
     if b * row < 2**30
 ]
 LCE = [
-    # B, ratio, M, N, K_user, K_cand, dtype, K innermost
-    (1024, 70, 433, 250, 1178, 866, "float16", False),
-    (1024, 70, 433, 255, 1178, 866, "float16", False),
-    (1024, 70, 433, 256, 1178, 866, "float16", True),
-    (4096, 64, 64, 12, 256, 256, "bfloat16", False),
-    (64, 64, 433, 250, 1178, 866, "float16", False),
-    (1024, 70, 433, 256, 1178, 866, "float32", False),
+    # sizes, K innermost
+    (LceCase(1024, 70, N=250), False),
+    (LceCase(1024, 70, N=255), False),
+    (LceCase(1024, 70), True),
+    (LceCase(4096, 64, 64, 12, 256, 256, "bfloat16"), False),
+    (LceCase(64, 64, N=250), False),
+    (LceCase(1024, 70, dtype="float32"), False),
 ]
 
 
-def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, device="cuda", dtype=dtype)
+def measured(
+    case: dict[str, Any], contestants: dict[str, Contestant], cost: Cost, limits: Limits
+) -> dict[str, Any]:
+    times: dict[str, Any] = timed(contestants, rounds=30)
+    ours = times.pop("ours")
+    floor = limits.floor(cost, tensor_cores=False)
+    return {"case": case, "unit": "ms", "ours": ours, "peers": times, "floor": floor}
 
 
-def make_index(b: int, ratio: int) -> torch.Tensor:
-    return (torch.arange(b, device="cuda") // ratio).int()
-
-
-def expand_calls(b: int, ratio: int, row: int) -> tuple[Calls, int]:
-    """The contestants, and the bytes that must be moved."""
-    index = make_index(b, ratio)
-    x_user = randn(-(-b // ratio), row, dtype=torch.float16)
-    calls: Calls = {
+def measure_expand(b: int, ratio: int, row: int, limits: Limits) -> dict[str, Any]:
+    index = sorted_index(b, ratio)
+    x_user = torch.randn(-(-b // ratio), row, device="cuda", dtype=torch.float16)
+    contestants: dict[str, Contestant] = {
         "ours": lambda: ikbo.expand(x_user, index),
         "index_select": lambda: x_user.index_select(0, index),
     }
-    assert torch.equal(calls["ours"](), calls["index_select"]())
-    return calls, 2 * (x_user.numel() + b * row) + 4 * b
+    contestants = checked(contestants, x_user[index].float(), tolerance=1e-30)
+    case = {"op": "expand", "B": b, "ratio": ratio, "row": row, "dtype": "float16"}
+    cost = cost_of("expand", {"U": x_user.size(0), "B": b, "K_user": row}, x_user.dtype)
+    return measured(case, contestants, cost, limits)
 
 
-def lce_calls(
-    b: int, ratio: int, m: int, n: int, k_user: int, k_cand: int, dtype: str, k_inner: bool
-) -> tuple[Calls, int]:
-    kind = getattr(torch, dtype)
-    index = make_index(b, ratio)
-    users = -(-b // ratio)
-    e_user, e_cand = (
-        randn(batch, n, k, dtype=kind).mT if k_inner else randn(batch, k, n, dtype=kind)
-        for batch, k in ((users, k_user), (b, k_cand))
-    )
-    w_user, w_cand = randn(m, k_user, dtype=kind), randn(m, k_cand, dtype=kind)
-    w_both = torch.cat((w_user, w_cand), 1)
-    calls: Calls = {
-        "ours": lambda: ikbo.lce(e_user, e_cand, w_user, w_cand, None, index),
-        "decomposed": lambda: (w_cand @ e_cand) + (w_user @ e_user).index_select(0, index),
-        "baseline": lambda: w_both @ torch.cat((e_user.index_select(0, index), e_cand), 1),
+def measure_lce(sizes: LceCase, k_inner: bool, limits: Limits) -> dict[str, Any]:
+    t = make_tensors(sizes, k_inner=k_inner)
+    contestants: dict[str, Contestant] = {
+        "ours": lambda: ikbo.lce(t.e_user, t.e_cand, t.w_user, t.w_cand, None, t.index),
+        **torch_peers(t),
     }
-    expected = calls["decomposed"]().double()
-    error = (calls["ours"]().double() - expected).norm() / expected.norm()
-    assert error < (1e-5 if kind == torch.float32 else 1e-2), error
-    elements = e_user.numel() + e_cand.numel() + w_both.numel() + b * m * n
-    return calls, elements * e_cand.element_size() + 4 * b
-
-
-def bytes_per_ms() -> float:
-    source = torch.randn(2**29, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * 4 * source.numel() / interleaved_cuda({"copy": lambda: target.copy_(source)})["copy"]
-
-
-def measured(case: dict[str, Any], calls: Calls, moved: int, bandwidth: float) -> dict[str, Any]:
-    times = interleaved_cuda(calls, rounds=30)
-    row = {"case": case, "unit": "ms", "ours": times.pop("ours"), "peers": times}
-    print(case, row["ours"], times, flush=True)
-    return {**row, "floor": moved / bandwidth}
+    rows = checked_rows(sizes)
+    contestants = checked(
+        without_oversized(contestants, sizes.needed_bytes()),
+        t.reference(rows),
+        lambda out: out[rows],
+        tolerance=1e-5 if sizes.dtype == "float32" else 1e-2,
+    )
+    case = {"op": "lce", **vars(sizes), "k_inner": k_inner}
+    return measured(case, contestants, sizes.cost, limits)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="folder of the result file")
-    args = parser.parse_args()
+    args = parser_of(__doc__).parse_args()
     torch.manual_seed(0)
-    bandwidth = bytes_per_ms()
-    rows = []
+    limits = measured_limits()
+    results = ResultFile("generic", SOURCES, args.output)
     for b, ratio, row in EXPAND:
-        case = {"op": "expand", "B": b, "ratio": ratio, "row": row, "dtype": "float16"}
-        rows.append(measured(case, *expand_calls(b, ratio, row), bandwidth))
-    names = ("B", "ratio", "M", "N", "K_user", "K_cand", "dtype", "k_inner")
-    for sizes in LCE:
-        case = {"op": "lce", **dict(zip(names, sizes, strict=True))}
-        rows.append(measured(case, *lce_calls(*sizes), bandwidth))
+        results.add(measure_expand(b, ratio, row, limits))
+    for sizes, k_inner in LCE:
         torch.cuda.empty_cache()
-    folder = {"results": args.output} if args.output else {}
-    print(write_results("generic", rows, sources=SOURCES, device="h200", **folder), file=sys.stderr)
+        results.add(measure_lce(sizes, k_inner, limits))
+    for row_of_file in results.rows.values():
+        print(row_of_file)
+    print(results.path, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,37 @@ decomposed        two GEMMs, gather, add, activation
 padded            the same with K padded to a multiple of 8 by the caller, padding not charged
 cand_gemm_padded  its candidate GEMM alone: less work than the operator
 
-Each row is checked against an fp32 reference before it is timed. ``floor`` is the larger of the
-compulsory bytes at the measured copy bandwidth and the FLOPs at the rate of a large GEMM, both
-measured in the same run.
+Each row is checked against an fp32 reference before it is timed; a contestant that fails says why.
+``floor`` is the larger of the compulsory bytes at the measured copy bandwidth and the FLOPs at the
+rate of a large GEMM, both measured in the same run. The result file is rewritten after each case.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 import ikbo
-from ikbo.testing.bench import write_results
-from ikbo.testing.bench_cuda import interleaved_cuda
+from ikbo.testing.bench_cuda import (
+    Contestant,
+    Limits,
+    ResultFile,
+    checked,
+    measured_limits,
+    padded,
+    parser_of,
+    replayed,
+    sorted_index,
+    timed,
+)
+from ikbo.testing.cost import cost_of
 
 SOURCES = [
     "src/kernels/linear/**/*",
@@ -40,12 +50,14 @@ SOURCES = [
     "src/kernels/device/ptx_mbarrier.cuh",
     "src/kernels/device/ptx_tma.cuh",
     "src/kernels/device/ptx_wgmma.cuh",
+    "src/kernels/device/smem_address.cuh",
     "src/kernels/host/launch.h",
     "src/kernels/host/tensor_map.cpp",
     "src/torch_ops/linear.cpp",
     "include/ikbo/linear.h",
     "bench/bench_linear.py",
     "python/ikbo/testing/bench_cuda.py",
+    "python/ikbo/testing/cost.py",
 ]
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -102,21 +114,7 @@ def cases() -> list[Case]:
     return list(dict.fromkeys(grid))
 
 
-def replayed(call: Callable[[], object]) -> Callable[[], None]:
-    """The call's kernels as a CUDA graph."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
-def padded(tensor: torch.Tensor) -> torch.Tensor:
-    return functional.pad(tensor, (0, -tensor.size(1) % 8))
-
-
-def measure(case: Case, limits: dict[str, float], rounds: int) -> dict[str, Any]:
+def measure(case: Case, limits: Limits, rounds: int) -> dict[str, Any]:
     dtype = getattr(torch, case.dtype)
     torch.manual_seed(0)
 
@@ -127,10 +125,10 @@ def measure(case: Case, limits: dict[str, float], rounds: int) -> dict[str, Any]
     w_user = randn(case.M, case.K_user, scale=case.K_user**-0.5)
     w_cand = randn(case.M, case.K_cand, scale=case.K_cand**-0.5)
     bias = randn(case.M)
-    index = (torch.arange(case.B, device="cuda") // case.ratio).int()
+    index = sorted_index(case.B, case.ratio)
     w_both = torch.cat((w_user, w_cand), 1)
-    w = padded(w_user), padded(w_cand)
-    x = padded(x_user), padded(x_cand)
+    w = padded(w_user, 1), padded(w_cand, 1)
+    x = padded(x_user, 1), padded(x_cand, 1)
     act = ACTIVATIONS[case.activation]
 
     def split(
@@ -138,7 +136,7 @@ def measure(case: Case, limits: dict[str, float], rounds: int) -> dict[str, Any]
     ) -> torch.Tensor:
         return act(x[1] @ w[1].T + torch.addmm(bias, x[0], w[0].T).index_select(0, index))
 
-    calls: dict[str, Callable[[], torch.Tensor]] = {
+    contestants: dict[str, Contestant] = {
         "ours": lambda: ikbo.linear(x_user, x_cand, w_user, w_cand, bias, index, case.activation),
         "baseline": lambda: act(
             torch.addmm(bias, torch.cat((x_user.index_select(0, index), x_cand), 1), w_both.T)
@@ -149,72 +147,55 @@ def measure(case: Case, limits: dict[str, float], rounds: int) -> dict[str, Any]
     }
     user_part = torch.addmm(bias.float(), x_user.float(), w_user.float().T)
     reference = act(x_cand.float() @ w_cand.float().T + user_part.index_select(0, index))
-    for name, call in calls.items():
-        if name != "cand_gemm_padded":
-            error = ((call().float() - reference).norm() / reference.norm()).item()
-            if not error < 2e-2:
-                raise RuntimeError(f"{case}: {name} is wrong: relative error {error:.3g}")
+    contestants = checked(contestants, reference, unchecked=["cand_gemm_padded"])
     del reference, user_part
-    eager = interleaved_cuda(calls, rounds // 2)
-    times = interleaved_cuda({name: replayed(call) for name, call in calls.items()}, rounds)
-    flops = 2 * case.M * (case.B * case.K_cand + case.num_users * case.K_user)
-    elements = x_user.numel() + x_cand.numel() + w_both.numel() + case.B * case.M
-    floor = elements * x_cand.element_size() / limits["bytes_per_ms"]
-    if case.dtype != "float32":
-        floor = max(floor, flops / limits["flops_per_ms"])
-    ours = times.pop("ours")
-    case_of_row = {**case.__dict__, "op": "linear", "order": "sorted"}
+    eager = timed(contestants, rounds=rounds // 2)
+    times: dict[str, Any] = timed(replayed(contestants), rounds=rounds)
+    cost = cost_of("linear", {**dataclasses.asdict(case), "U": case.num_users}, dtype)
     return {
-        "case": case_of_row,
+        "case": case_of_row(case),
         "unit": "ms",
-        "ours": ours,
+        "ours": times.pop("ours"),
         "peers": times,
-        "floor": floor,
+        "floor": limits.floor(cost, tensor_cores=case.dtype != "float32"),
         "eager": eager,
     }
 
 
-def measured_limits() -> dict[str, float]:
-    source = torch.randn(2**30, device="cuda", dtype=torch.float16)
-    target = torch.empty_like(source)
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.float16) for _ in range(2))
-    times = interleaved_cuda({"copy": lambda: target.copy_(source), "gemm": lambda: a @ b}, 20)
-    return {
-        "bytes_per_ms": 2 * source.numel() * 2 / times["copy"],
-        "flops_per_ms": 2 * 8192**3 / times["gemm"],
-    }
+def case_of_row(case: Case) -> dict[str, Any]:
+    return {**dataclasses.asdict(case), "op": "linear", "order": "sorted"}
+
+
+def summary(row: dict[str, Any]) -> str:
+    """One line: whether ours is the fastest, and the times in microseconds."""
+    peers = {name: time * 1e3 for name, time in row["peers"].items() if not isinstance(time, str)}
+    if isinstance(row["ours"], str):
+        return f"FAILED {row['ours']} {row['case']}"
+    best = min(peers.values(), default=float("inf"))
+    return (
+        f"{'LOST' if best < row['ours'] * 1e3 else 'won '} {row['ours'] * 1e3:.1f} us, best peer "
+        f"{best:.1f}, floor {row['floor'] * 1e3:.1f}, eager {row['eager']['ours'] * 1e3:.1f} "
+        f"{row['case']} { {name: round(time, 1) for name, time in peers.items()} }"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="timed rounds per case")
-    parser.add_argument("--output", type=Path, help="folder of the result file")
     args = parser.parse_args()
     limits = measured_limits()
-    print(json.dumps(limits), flush=True)
-    rows = []
-    wrong = []
+    print(json.dumps(dataclasses.asdict(limits)), flush=True)
+    results = ResultFile("linear", SOURCES, args.output)
+    failed = 0
     for case in cases():
-        try:
-            row = measure(case, limits, args.rounds)
-        except RuntimeError as error:  # the other cases are still worth measuring
-            wrong.append(f"{case}: {error}")
-            print("WRONG", wrong[-1], flush=True)
-            continue
-        rows.append(row)
-        best = min(row["peers"].values())
-        lost = [name for name, time in row["peers"].items() if time < row["ours"]]
-        times = {name: round(time * 1e3, 1) for name, time in row["peers"].items()}
-        print(
-            f"{'LOST' if lost else 'won '} {row['ours'] * 1e3:.1f} us, best peer "
-            f"{best * 1e3:.1f}, floor {row['floor'] * 1e3:.1f}, "
-            f"eager {row['eager']['ours'] * 1e3:.1f} {case} {times}",
-            flush=True,
-        )
-    if wrong:
-        raise SystemExit(f"bench_linear: {len(wrong)} cases failed; no result file is written")
-    folder = {"results": args.output} if args.output else {}
-    print(write_results("linear", rows, sources=SOURCES, device="h200", **folder), file=sys.stderr)
+        torch.cuda.empty_cache()
+        row = measure(case, limits, args.rounds)
+        results.add(row)
+        failed += isinstance(row["ours"], str)
+        print(summary(row), flush=True)
+    print(results.path, file=sys.stderr)
+    if failed:
+        raise SystemExit(f"bench_linear: ours failed in {failed} cases; the rows say why")
 
 
 if __name__ == "__main__":

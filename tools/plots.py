@@ -22,12 +22,10 @@ BAR = 0.8  # height of one group of bars
 
 
 def bars_of(row: dict[str, Any]) -> dict[str, float]:
-    """Name to value: ours first, then the peers that have a figure, then the floor."""
-    bars = {"ours": row["ours"]}
-    bars |= {name: x for name, x in row.get("peers", {}).items() if isinstance(x, (int, float))}
-    if isinstance(row.get("floor"), (int, float)):
-        bars["floor"] = row["floor"]
-    return bars
+    """Name to value, of those that have a figure: ours, the peers, the floor."""
+    ours = {name: value for name, value in row.items() if name.startswith("ours")}
+    bars = {**ours, **row.get("peers", {}), "floor": row.get("floor")}
+    return {name: value for name, value in bars.items() if isinstance(value, (int, float))}
 
 
 def label_of(case: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ ROWS = [
         "case": {"op": "linear", "B": 64},
         "unit": "ms",
         "ours": 1.5,
+        "ours_prepacked": "could not run",
         "peers": {"two_gemms": 1.4, "other": "could not run: no kernel"},
         "floor": 0.9,
     },

@@ -114,7 +114,7 @@ def write_results(
     device: str = "cpu",
     results: Path = RESULTS,
 ) -> Path:
-    """Writes ``<results>/<name>-<device>.json``.
+    """Writes ``<results>/<name>-<device>.json``, whole or not at all.
 
     Args:
         name: of the benchmark.
@@ -141,7 +141,9 @@ def write_results(
     content = {"environment": environment(sources, device), "rows": [_rounded(row) for row in rows]}
     results.mkdir(parents=True, exist_ok=True)
     path = results / f"{name}-{device}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(content, indent=1) + "\n")
+    unfinished.replace(path)
     return path
 
 

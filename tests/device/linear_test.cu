@@ -481,5 +481,98 @@ TEST_P(LinearRepeatTest, RunsOnTwoStreamsAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearRepeatTest, testing::ValuesIn(repeated_cases()),
                          [](const auto& info) { return info.param.id(); });
 
+// Runs a problem with the config that it gets or, with `pinned`, with one tiling for both stages.
+std::vector<std::uint8_t> result_of(LinearProblem& problem, const LinearTiling& pinned) {
+  LinearConfig config = select_linear_config(problem.params, query_device_limits(0));
+  if (pinned.tile_rows != 0) config.user = config.candidate = pinned;
+  const GuardedBuffer workspace(linear_workspace_bytes(problem.params, config));
+  problem.params.workspace = workspace.data();
+  problem.out.poison();
+  linear(problem.params, config, query_device_limits(0), nullptr);
+  return problem.read_out();
+}
+
+// More tiles than CTAs in every tiling, so that rows lie in first and in later tiles of a CTA.
+LinearCase batch_case(const LinearTiling& tiling) {
+  return {.num_users = 300,
+          .num_candidates = tiling.split_k > 1 ? 700 : 40011,
+          .m = 433,
+          .k_user = 530,
+          .k_cand = 866,
+          .activation = Activation::kSilu,
+          .holes = Holes::kNone,
+          .pinned = tiling};
+}
+
+class LinearBatchTest : public testing::TestWithParam<LinearTiling> {};
+
+// The bits of a candidate's row whatever the others are, with one tiling.
+TEST_P(LinearBatchTest, RowsDoNotDependOnTheirBatch) {
+  const LinearCase c = batch_case(GetParam());
+  LinearProblem problem(c);
+  const std::vector<std::uint8_t> all = result_of(problem, c.pinned);
+  const std::size_t row_bytes = static_cast<std::size_t>(c.m) * size_of(c.dtype);
+  const LinearParams whole = problem.params;
+  for (const int first : {0, 1, 77, c.num_candidates / 2, c.num_candidates - 1}) {
+    for (const int count : {1, 100}) {
+      if (first + count > c.num_candidates) continue;
+      problem.params = whole;
+      problem.params.x_cand =
+          static_cast<const std::uint16_t*>(whole.x_cand) + first * whole.stride_x_cand_b;
+      problem.params.cand_to_user += first;
+      problem.params.num_candidates = count;
+      const std::vector<std::uint8_t> few = result_of(problem, c.pinned);
+      EXPECT_TRUE(
+          std::equal(few.begin(), few.begin() + count * row_bytes, all.begin() + first * row_bytes))
+          << count << " rows from " << first;
+    }
+  }
+}
+
+TEST_P(LinearBatchTest, RowsDoNotDependOnTheirOrder) {
+  const LinearCase c = batch_case(GetParam());
+  LinearProblem problem(c);
+  const std::vector<std::uint8_t> forward = result_of(problem, c.pinned);
+  // Last candidate first: a negative stride would leave the kernel, so the rows are moved.
+  const std::size_t row = static_cast<std::size_t>(problem.params.stride_x_cand_b) * 2;
+  std::vector<std::uint8_t> x(problem.x_cand.buffer.bytes());
+  std::vector<std::int32_t> index = make_index(c);
+  IKBO_CUDA_CHECK(cudaMemcpy(x.data(), problem.params.x_cand, x.size(), cudaMemcpyDeviceToHost),
+                  "x_cand");
+  for (std::size_t b = 0; b < index.size() / 2; ++b) {
+    std::swap_ranges(x.begin() + b * row, x.begin() + (b + 1) * row,
+                     x.begin() + (index.size() - 1 - b) * row);
+  }
+  std::reverse(index.begin(), index.end());
+  IKBO_CUDA_CHECK(
+      cudaMemcpy(problem.x_cand.data(c.dtype), x.data(), x.size(), cudaMemcpyHostToDevice),
+      "x_cand");
+  IKBO_CUDA_CHECK(
+      cudaMemcpy(problem.index.data(), index.data(), problem.index.bytes(), cudaMemcpyHostToDevice),
+      "index");
+  std::vector<std::uint8_t> backward = result_of(problem, c.pinned);
+  const std::size_t out_row = static_cast<std::size_t>(c.m) * size_of(c.dtype);
+  for (std::size_t b = 0; b < index.size(); ++b) {
+    ASSERT_TRUE(std::equal(forward.begin() + b * out_row, forward.begin() + (b + 1) * out_row,
+                           backward.begin() + (index.size() - 1 - b) * out_row))
+        << "candidate " << b;
+  }
+}
+
+// Tilings that do not split the sum add in the same order, whatever their size.
+TEST_P(LinearBatchTest, RowsDoNotDependOnTheSizeOfTheTile) {
+  if (GetParam().split_k > 1) return;  // another order of sums, of its own
+  const LinearCase c = batch_case(GetParam());
+  LinearProblem problem(c);
+  EXPECT_EQ(result_of(problem, c.pinned), result_of(problem, {128, 128, 1}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Tilings, LinearBatchTest, testing::ValuesIn(all_tilings()),
+                         [](const auto& info) {
+                           return std::to_string(info.param.tile_rows) + "x" +
+                                  std::to_string(info.param.tile_m) + "_" +
+                                  std::to_string(info.param.split_k);
+                         });
+
 }  // namespace
 }  // namespace ikbo::test

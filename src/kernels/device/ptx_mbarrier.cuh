@@ -5,11 +5,9 @@
 
 #include <cstdint>
 
-namespace ikbo::device {
+#include "kernels/device/smem_address.cuh"
 
-__device__ __forceinline__ std::uint32_t smem_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace ikbo::device {
 
 // In a build with IKBO_RANDOM_DELAYS, up to a microsecond around every use of a barrier: what only
 // works because one role happens to be slow shows in the results. Nothing in any other build.
@@ -66,6 +64,12 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   random_delay();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Counts the calling threads in without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  random_delay();
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace ikbo::device

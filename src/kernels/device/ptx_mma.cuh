@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warp-level matrix instructions and asynchronous copies, sm_80 and newer.
+// Warp-level matrix instructions, sm_80 and newer.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions
 #pragma once
 
@@ -10,10 +10,6 @@
 #include <type_traits>
 
 namespace ikbo::device {
-
-__device__ __forceinline__ std::uint32_t shared_address(const void* s_pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(s_pointer));
-}
 
 // Four 8 x 8 matrices of 16-bit elements; lane l names row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&out)[4], std::uint32_t s_row) {
@@ -30,6 +26,24 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&out)[4]
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                : "r"(s_row)
                : "memory");
+}
+
+// Stores four such matrices.
+__device__ __forceinline__ void store_matrices(std::uint32_t s_row, std::uint32_t m0,
+                                               std::uint32_t m1, std::uint32_t m2,
+                                               std::uint32_t m3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(s_row),
+               "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+               : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared(std::uint32_t s_address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(s_address)
+               : "memory");
+  return v;
 }
 
 // acc[16 x 8] += a[16 x 16] b[16 x 8], fp32 sums.
@@ -50,32 +64,6 @@ __device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const std::uint32_
         : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
-}
-
-// Copies the first `valid_bytes` of kBytes (4 or 16, both sides aligned to it) and zeros the rest.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(std::uint32_t s_destination, const void* g_source,
-                                           int valid_bytes) {
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s_destination),
-                 "l"(g_source), "r"(valid_bytes)
-                 : "memory");
-  } else {
-    static_assert(kBytes == 4);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(s_destination), "l"(g_source),
-                 "r"(valid_bytes)
-                 : "memory");
-  }
-}
-
-__device__ __forceinline__ void copy_async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until at most kPending of this thread's latest groups are under way.
-template <int kPending>
-__device__ __forceinline__ void copy_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace ikbo::device

@@ -8,7 +8,9 @@
 
 #include <cstdint>
 
+#include "kernels/device/ptx_cp_async.cuh"
 #include "kernels/device/ptx_mma.cuh"
+#include "kernels/device/smem_address.cuh"
 #include "kernels/lce/lce_columns.cuh"
 #include "kernels/lce/lce_generic.h"
 
@@ -170,9 +172,9 @@ __device__ __forceinline__ void begin_half(const StageArgs& args, const MmaCopie
                                            MmaSingles<Traits>& singles) {
   const int k_left = args.k - first_k;
   if (args.w_width == 8) {
-    copy_w<Traits, 8>(copies, k_left, device::shared_address(shared.w[stage]), half);
+    copy_w<Traits, 8>(copies, k_left, device::smem_address(shared.w[stage]), half);
   } else if (!Traits::kSingles || args.w_width == 2) {
-    copy_w<Traits, 2>(copies, k_left, device::shared_address(shared.w[stage]), half);
+    copy_w<Traits, 2>(copies, k_left, device::smem_address(shared.w[stage]), half);
   } else if (!args.w_m_inner) {
 #pragma unroll
     for (int i = 0; i < Traits::kCopies; ++i) {
@@ -194,9 +196,9 @@ __device__ __forceinline__ void begin_half(const StageArgs& args, const MmaCopie
     }
   }
   if (args.e_width == 8) {
-    copy_e<Traits, 8>(copies, k_left, device::shared_address(shared.e[stage]), half);
+    copy_e<Traits, 8>(copies, k_left, device::smem_address(shared.e[stage]), half);
   } else if (!Traits::kSingles || args.e_width == 2) {
-    copy_e<Traits, 2>(copies, k_left, device::shared_address(shared.e[stage]), half);
+    copy_e<Traits, 2>(copies, k_left, device::smem_address(shared.e[stage]), half);
   } else if (!args.e_k_inner) {
 #pragma unroll
     for (int i = 0; i < Traits::kCopies; ++i) {
@@ -332,9 +334,9 @@ __device__ __forceinline__ void multiply_tile(float (&acc)[Traits::kMmaM][Traits
     device::copy_async_commit();
   }
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::uint32_t s_w = device::shared_address(
+  const std::uint32_t s_w = device::smem_address(
       shared.w[0] + Traits::w_at(warp_m * Traits::kWarpM + lane % 16, lane / 16 * 8));
-  const std::uint32_t s_e = device::shared_address(
+  const std::uint32_t s_e = device::smem_address(
       shared.e[0] + Traits::e_at(lane % 16, warp_n * Traits::kWarpN + lane / 16 * 8));
   constexpr int kStageBytes = Traits::kTile * Traits::kBlockK * 2;
   int stage = 0;

@@ -22,6 +22,7 @@
 #include "kernels/device/ptx_mbarrier.cuh"
 #include "kernels/device/ptx_tma.cuh"
 #include "kernels/device/ptx_wgmma.cuh"
+#include "kernels/device/smem_address.cuh"
 #include "kernels/lce/lce_sm90_epilogue.cuh"
 #include "kernels/lce/lce_sm90_traits.cuh"
 
@@ -138,18 +139,19 @@ struct LceSm90 {
       for (int c = 0; c < kConsumers; ++c) n[c] = slice_of(item, c) * kSliceN;
       for (int b = item.begin; b < item.end; b += batch_step()) {
         int entry[2];
-        int user[2];
-        for (int c = 0; c < kConsumers; ++c) {
-          entry[c] = batch_of(b, c);
-          user[c] = kStage == Stage::kDual ? user_of(entry[c]) : 0;
+        for (int c = 0; c < kConsumers; ++c) entry[c] = batch_of(b, c);
+        [[maybe_unused]] int user[2];
+        if constexpr (kStage == Stage::kDual) {
+          for (int c = 0; c < kConsumers; ++c) user[c] = user_of(entry[c]);
         }
         int weight_row = item.tile_m * args.num_blocks_k * kWeightRows;
         for (int part = 0; part < args.num_parts; ++part) {
           const bool is_user = kStage == Stage::kDual && part == 0;
           const int blocks = params.parts[part].num_blocks;
           int rows_of[2];
-          for (int c = 0; c < kConsumers; ++c) rows_of[c] = is_user ? user[c] : entry[c];
+          for (int c = 0; c < kConsumers; ++c) rows_of[c] = entry[c];
           if constexpr (kStage == Stage::kDual) {
+            for (int c = 0; c < kConsumers; ++c) rows_of[c] = is_user ? user[c] : entry[c];
             const int blocks_of_image = is_user ? blocks : args.num_blocks_k - weight_split();
             weight_row = item.tile_m * blocks_of_image * kWeightRows;
           }

@@ -13,11 +13,11 @@ namespace ikbo::lce_impl {
 
 inline CUtensorMap make_map_e(const LcePart& part, const LceParams& params, int batch,
                               const char* what) {
-  return host::make_tensor_map({.data = part.e,
-                                .dtype = params.dtype,
-                                .extent = {params.n, part.k, batch},
-                                .stride = {part.stride_k, part.stride_b},
-                                .box = {kSliceN, kBlockK, 1}},
+  return host::make_tensor_map(host::TensorMap3d{.data = part.e,
+                                                 .dtype = params.dtype,
+                                                 .extent = {params.n, part.k, batch},
+                                                 .stride = {part.stride_k, part.stride_b},
+                                                 .box = {kSliceN, kBlockK, 1}},
                                what);
 }
 
@@ -27,12 +27,12 @@ inline CUtensorMap make_map_w(const void* packed, int padded_k, int tile_bytes,
   constexpr int kRow = kPackedRowBytes / 2;
   const auto rows =
       static_cast<std::int64_t>(lce_packed_bytes(padded_k, launch.config) / kPackedRowBytes);
-  return host::make_tensor_map({.data = packed,
-                                .dtype = launch.params.dtype,
-                                .extent = {kRow, rows, 1},
-                                .stride = {kRow, kRow * rows},
-                                .box = {kRow, tile_bytes / kPackedRowBytes, 1},
-                                .swizzles = false},
+  return host::make_tensor_map(host::TensorMap3d{.data = packed,
+                                                 .dtype = launch.params.dtype,
+                                                 .extent = {kRow, rows, 1},
+                                                 .stride = {kRow, kRow * rows},
+                                                 .box = {kRow, tile_bytes / kPackedRowBytes, 1},
+                                                 .swizzles = false},
                                what);
 }
 
@@ -60,12 +60,13 @@ void fill_operands(typename Traits::Params& out, const StageLaunch& launch, cons
     for (const LcePart& part : candidate_parts(p, one)) add(part, p.num_candidates);
     out.w[num_weights++] =
         make_map_w(launch.w_cand_packed, padded_k_cand(p), Traits::kTileWBytes, launch, what);
-    out.out = host::make_tensor_map({.data = p.out,
-                                     .dtype = p.dtype,
-                                     .extent = {p.n, p.m, p.num_candidates},
-                                     .stride = {p.n, static_cast<std::int64_t>(p.m) * p.n},
-                                     .box = {kSliceN, Traits::kTileM, 1}},
-                                    what);
+    out.out = host::make_tensor_map(
+        host::TensorMap3d{.data = p.out,
+                          .dtype = p.dtype,
+                          .extent = {p.n, p.m, p.num_candidates},
+                          .stride = {p.n, static_cast<std::int64_t>(p.m) * p.n},
+                          .box = {kSliceN, Traits::kTileM, 1}},
+        what);
   }
 }
 

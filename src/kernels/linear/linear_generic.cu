@@ -11,37 +11,44 @@
 namespace ikbo::linear_impl {
 namespace {
 
+SimtArgs user_stage(const LinearParams& p) {
+  return {.x = p.x_user,
+          .w = p.w_user,
+          .bias = p.bias,
+          .user_partial = nullptr,
+          .cand_to_user = nullptr,
+          .out = p.workspace,
+          .stride_x_row = p.stride_x_user_u,
+          .stride_x_k = p.stride_x_user_k,
+          .stride_w_m = p.stride_w_user_m,
+          .stride_w_k = p.stride_w_user_k,
+          .m = p.m,
+          .k = p.k_user,
+          .rows = p.num_users,
+          .activation = Activation::kNone};
+}
+
+SimtArgs candidate_stage(const LinearParams& p) {
+  return {.x = p.x_cand,
+          .w = p.w_cand,
+          .bias = nullptr,
+          .user_partial = static_cast<const float*>(p.workspace),
+          .cand_to_user = p.cand_to_user,
+          .out = p.out,
+          .stride_x_row = p.stride_x_cand_b,
+          .stride_x_k = p.stride_x_cand_k,
+          .stride_w_m = p.stride_w_cand_m,
+          .stride_w_k = p.stride_w_cand_k,
+          .m = p.m,
+          .k = p.k_cand,
+          .rows = p.num_candidates,
+          .activation = p.activation};
+}
+
 template <typename Element>
 void run_typed(const LinearParams& p, const DeviceLimits& limits, cudaStream_t stream) {
-  auto* partial = static_cast<float*>(p.workspace);
-  const SimtArgs user{.x = p.x_user,
-                      .w = p.w_user,
-                      .bias = p.bias,
-                      .user_partial = nullptr,
-                      .cand_to_user = nullptr,
-                      .out = partial,
-                      .stride_x_row = p.stride_x_user_u,
-                      .stride_x_k = p.stride_x_user_k,
-                      .stride_w_m = p.stride_w_user_m,
-                      .stride_w_k = p.stride_w_user_k,
-                      .m = p.m,
-                      .k = p.k_user,
-                      .rows = p.num_users,
-                      .activation = Activation::kNone};
-  const SimtArgs candidate{.x = p.x_cand,
-                           .w = p.w_cand,
-                           .bias = nullptr,
-                           .user_partial = partial,
-                           .cand_to_user = p.cand_to_user,
-                           .out = p.out,
-                           .stride_x_row = p.stride_x_cand_b,
-                           .stride_x_k = p.stride_x_cand_k,
-                           .stride_w_m = p.stride_w_cand_m,
-                           .stride_w_k = p.stride_w_cand_k,
-                           .m = p.m,
-                           .k = p.k_cand,
-                           .rows = p.num_candidates,
-                           .activation = p.activation};
+  const SimtArgs user = user_stage(p);
+  const SimtArgs candidate = candidate_stage(p);
   const auto shape_of = [&](const SimtArgs& args) {
     const auto tiles = [](std::int64_t size) { return (size + kSimtTile - 1) / kSimtTile; };
     const auto ctas =

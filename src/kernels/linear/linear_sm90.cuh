@@ -4,8 +4,7 @@
 // A CTA has `kConsumers` consumer warpgroups, each with 64 rows of X against the same kTileM rows
 // of W, and producers:
 //   producers  wait for an empty stage, then fill it with 64 k of the tile's rows of X and of W:
-//   one
-//              thread by the copy engine (TMA) what lies at multiples of 16 bytes, all of a
+//              one thread by the copy engine (TMA) what lies at multiples of 16 bytes, all of a
 //              warpgroup by asynchronous copies of 4 bytes, or by plain loads, what does not.
 //   consumers  wait for a full stage, issue wgmma, release the stage before; at the end of a tile
 //              they run the stage's epilogue (linear_sm90_epilogue.cuh) from their registers.
@@ -26,6 +25,7 @@
 #include "kernels/device/ptx_mbarrier.cuh"
 #include "kernels/device/ptx_tma.cuh"
 #include "kernels/device/ptx_wgmma.cuh"
+#include "kernels/device/smem_address.cuh"
 #include "kernels/linear/linear_layout.h"
 
 namespace ikbo::linear_impl {
@@ -173,11 +173,11 @@ struct Mainloop {
     const int limit = (rows_left + 4 * kStep - 1) / (4 * kStep);  // of this warp's rows
 #pragma unroll 2
     for (int pair = 0; pair < kRows / 8; ++pair) {
-      device::cp_async_4(s_even + pair * 8 * Traits::kRowBytes, g,
-                         2 * pair < limit ? word.bytes : 0);
+      device::copy_async<4>(s_even + pair * 8 * Traits::kRowBytes, g,
+                            2 * pair < limit ? word.bytes : 0);
       g += g_step;
-      device::cp_async_4(s_odd + pair * 8 * Traits::kRowBytes, g,
-                         2 * pair + 1 < limit ? word.bytes : 0);
+      device::copy_async<4>(s_odd + pair * 8 * Traits::kRowBytes, g,
+                            2 * pair + 1 < limit ? word.bytes : 0);
       g += g_step;
     }
   }
@@ -231,7 +231,7 @@ struct Mainloop {
                                  warp, first_m + r);
       }
     }
-    device::cp_async_arrive(full(stage));
+    device::copy_async_arrive(full(stage));
   }
 
   __device__ __forceinline__ void produce_tile(const Sm90Maps& maps, int first_row, int first_m,
@@ -293,15 +293,17 @@ struct Mainloop {
     if (has_copies()) device::fence_smem_to_async();
   }
 
-  // acc (+)= the tile's blocks of k. One block stays in flight; none afterwards.
+  // acc = the sum over the tile's blocks of k. One block stays in flight; none afterwards. Calls
+  // `fetch` while the last two are.
+  template <typename Fetch>
   __device__ __forceinline__ void consume_tile(float (&acc)[kTileM / 2], int consumer, int lane,
-                                               bool accumulate) {
+                                               Fetch&& fetch) {
     int previous = 0;
     const int last = end_block - 1;
 #pragma unroll 1
     for (int block = first_block; block < last; ++block) {
       wait_full();
-      multiply<kBlockK / 16>(acc, consumer, accumulate || block > first_block);
+      multiply<kBlockK / 16>(acc, consumer, block > first_block);
       if (block > first_block) {
         device::wgmma_wait<1>();
         release(previous, lane);
@@ -311,7 +313,8 @@ struct Mainloop {
     }
     const int num_steps = (min(args.k - last * kBlockK, kBlockK) + 15) / 16;
     wait_full();
-    multiply_last(acc, consumer, num_steps, accumulate || last > first_block);
+    multiply_last(acc, consumer, num_steps, last > first_block);
+    fetch();
     device::wgmma_wait<0>();
     device::fence_registers(acc);
     if (last > first_block) release(previous, lane);

@@ -5,9 +5,9 @@
 // the tile, for rows i and i + 8 of its warp's 16, j < kTileM / 32.
 //   user stage       partial[u][m] = sum + bias, fp32
 //   candidate stage  out[b][m] = round(act(sum + partial[i(b)][m]))
-// A persistent CTA puts the next tile's partials into the accumulators as it stores this tile: the
-// next sum starts from them, and their latency hides behind the stores. The first tile, which
-// starts before the user stage has ended, adds them at its end.
+// The partial is added last, whatever the tile: a row has the same bits wherever it lies in the
+// batch. Its first kAhead units are asked for while the last matrix instructions run, each of the
+// others as soon as one of those is added.
 #pragma once
 
 #include "kernels/device/activation.cuh"
@@ -42,7 +42,13 @@ struct Epilogue {
   using Element = typename Traits::Element;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kBlocksM = kTileM / 32;
+  static constexpr int kUnits = 2 * kBlocksM;
+  // Units of the partial on their way at a time: what the accumulators leave of 232 registers, less
+  // 56 for all else; all of a small tile.
+  static constexpr int kFitAhead = (232 - 56 - kTileM / 2) / 8;
+  static constexpr int kAhead = kFitAhead < kUnits ? kFitAhead : kUnits;
   using Acc = float[kTileM / 2];
+  using Ahead = float[kAhead][8];
 
   const Sm90Args& args;
 
@@ -100,26 +106,26 @@ struct Epilogue {
   }
 
   // Candidate stage. `g_partial`: the two rows' users, at this thread's first column.
-  __device__ __forceinline__ static void add_partials(Acc& acc,
-                                                      const float* const (&g_partial)[2]) {
+  __device__ __forceinline__ static void fetch_partials(Ahead& ahead,
+                                                        const float* const (&g_partial)[2]) {
 #pragma unroll
-    for (int j = 0; j < kBlocksM; ++j) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float v[8];
-        load_unit(v, g_partial[half] + 32 * j);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) acc[unit_index<kTileM>(j, half, e)] += v[e];
-      }
+    for (int unit = 0; unit < kAhead; ++unit) {
+      load_unit(ahead[unit], g_partial[unit % 2] + 32 * (unit / 2));
     }
   }
 
-  __device__ __forceinline__ static void preload_unit(Acc& acc, int j, int half,
-                                                      const float* g_partial) {
-    float v[8];
-    load_unit(v, g_partial + 32 * j);
+  // After fetch_partials.
+  __device__ __forceinline__ static void add_partials(Acc& acc, Ahead& ahead,
+                                                      const float* const (&g_partial)[2]) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) acc[unit_index<kTileM>(j, half, e)] = v[e];
+    for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        acc[unit_index<kTileM>(unit / 2, unit % 2, e)] += ahead[unit % kAhead][e];
+      }
+      const int next = unit + kAhead;
+      if (next < kUnits) load_unit(ahead[unit % kAhead], g_partial[next % 2] + 32 * (next / 2));
+    }
   }
 
   __device__ __forceinline__ Element* out_of(int row, int m) const {
@@ -207,11 +213,9 @@ struct Epilogue {
     }
   }
 
-  // Rounds and stores a tile whose activation is applied. `m` is this thread's first column,
-  // `g_next` what the accumulators hold next; nullptr: no tile follows.
+  // Rounds and stores a tile whose activation is applied. `m` is this thread's first column.
   template <bool kAligned>
-  __device__ __forceinline__ void store_tile(Acc& acc, const OutRows& out,
-                                             const float* const (&g_next)[2], int first_m,
+  __device__ __forceinline__ void store_tile(const Acc& acc, const OutRows& out, int first_m,
                                              int m) const {
     Packed previous[2] = {};
 #pragma unroll
@@ -229,7 +233,6 @@ struct Epilogue {
           store_shifted(p, previous[half], out, half, 32 * j, m + 32 * j, first_m);
           previous[half] = p;
         }
-        if (g_next[half] != nullptr) preload_unit(acc, j, half, g_next[half]);
       }
     }
     if constexpr (!kAligned) {
@@ -263,7 +266,6 @@ struct Epilogue {
   // units. `s_sums` is free shared memory of kTileM * 256 bytes.
   __device__ __forceinline__ void reduce_and_finish(const Acc& acc, void* s_sums, int first_row,
                                                     int first_m) const {
-    constexpr int kUnits = 2 * kBlocksM;
     const int thread = static_cast<int>(threadIdx.x);
     auto* s_mine = static_cast<float4*>(s_sums);  // [unit][2][thread]
     device::named_barrier_sync(1, kThreads);      // every warp's wgmma has read that memory

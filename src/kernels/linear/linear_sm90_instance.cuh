@@ -17,11 +17,11 @@ inline CUtensorMap make_x_map(const RowMatrix& x, int box_rows, DType dtype, con
   if (x.feed != LinearFeed::kTma) return {};
   // The stride of a single row is never used, but must be one.
   const std::int64_t stride = x.rows == 1 ? copied_stride(x.k) : x.stride;
-  return host::make_tensor_map({.data = x.data,
-                                .dtype = dtype,
-                                .extent = {x.k, 1, x.rows},
-                                .stride = {stride, stride},
-                                .box = {kBlockK, 1, box_rows}},
+  return host::make_tensor_map(host::TensorMap3d{.data = x.data,
+                                                 .dtype = dtype,
+                                                 .extent = {x.k, 1, x.rows},
+                                                 .stride = {stride, stride},
+                                                 .box = {kBlockK, 1, box_rows}},
                                what);
 }
 
@@ -31,11 +31,11 @@ inline CUtensorMap make_w_map(const RowMatrix& w, int residues, int groups, int 
                               DType dtype, const char* what) {
   if (w.feed != LinearFeed::kTma) return {};
   const std::int64_t stride = w.rows == 1 ? copied_stride(w.k) : w.stride;
-  return host::make_tensor_map({.data = w.data,
-                                .dtype = dtype,
-                                .extent = {w.k, residues, groups},
-                                .stride = {stride, 4 * stride},
-                                .box = {kBlockK, 1, box_groups}},
+  return host::make_tensor_map(host::TensorMap3d{.data = w.data,
+                                                 .dtype = dtype,
+                                                 .extent = {w.k, residues, groups},
+                                                 .stride = {stride, 4 * stride},
+                                                 .box = {kBlockK, 1, box_groups}},
                                what);
 }
 

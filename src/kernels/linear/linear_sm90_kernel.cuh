@@ -25,52 +25,42 @@ struct Consumer {
 
   __device__ __forceinline__ void run(int first_tile, int tile_stride) const {
     const Epilogue<Traits> epilogue{args};
-    const bool is_user = args.cand_to_user == nullptr;
+    // Not the user stage, nor a share of a sum, which the cluster adds up first.
+    const bool adds_partial = args.cand_to_user != nullptr && args.split_k == 1;
     const int column = thread % 4 * 8;
     const int i = consumer * 64 + thread / 32 * 16 + thread % 32 / 4;  // row of the tile; i + 8 too
     float acc[kTileM / 2];
+    typename Epilogue<Traits>::Ahead ahead;
     for (int tile = first_tile; tile < args.num_tiles; tile += tile_stride) {
-      const bool is_first = tile == first_tile;
-      const int next_tile = tile + tile_stride;
       const int row[2] = {first_row(tile) + i, first_row(tile) + i + 8};
       const int m = first_m(tile) + column;
-      int user[2] = {};
-      int next_user[2] = {};
-      const bool has_next = !is_user && next_tile < args.num_tiles;
-      if (!is_user && is_first) {
-        user[0] = epilogue.user_of(row[0]);
-        user[1] = epilogue.user_of(row[1]);
+      const float* g_partial[2] = {};
+      if (adds_partial) {
+        g_partial[0] = epilogue.partial_of(epilogue.user_of(row[0]), m);
+        g_partial[1] = epilogue.partial_of(epilogue.user_of(row[1]), m);
       }
-      if (has_next) {
-        next_user[0] = epilogue.user_of(first_row(next_tile) + i);
-        next_user[1] = epilogue.user_of(first_row(next_tile) + i + 8);
-      }
-      mainloop.consume_tile(acc, consumer, thread % 32, !is_user && !is_first);
+      mainloop.consume_tile(acc, consumer, thread % 32, [&] {
+        if (!adds_partial) return;
+        if (tile == first_tile) device::grid_dependency_wait();
+        epilogue.fetch_partials(ahead, g_partial);
+      });
       if constexpr (Traits::kConsumers == 1) {
         if (args.split_k > 1) {  // such a CTA has one tile
           epilogue.reduce_and_finish(acc, mainloop.shared.stages, first_row(tile), first_m(tile));
           return;
         }
       }
-      if (is_user) {
+      if (!adds_partial) {
         epilogue.store_all_partials(acc, row, m);
         continue;
       }
-      if (is_first) {
-        device::grid_dependency_wait();
-        epilogue.add_partials(acc,
-                              {epilogue.partial_of(user[0], m), epilogue.partial_of(user[1], m)});
-      }
+      epilogue.add_partials(acc, ahead, g_partial);
       device::activate_fast(args.activation, acc);
-      const int next_m = first_m(next_tile) + column;
-      const float* const g_next[2] = {
-          has_next ? epilogue.partial_of(next_user[0], next_m) : nullptr,
-          has_next ? epilogue.partial_of(next_user[1], next_m) : nullptr};
       const auto out = epilogue.make_out_rows(row[0], m);
       if (epilogue.has_aligned_out()) {
-        epilogue.template store_tile<true>(acc, out, g_next, first_m(tile), m);
+        epilogue.template store_tile<true>(acc, out, first_m(tile), m);
       } else {
-        epilogue.template store_tile<false>(acc, out, g_next, first_m(tile), m);
+        epilogue.template store_tile<false>(acc, out, first_m(tile), m);
       }
     }
   }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ikbo import _arguments
 from ikbo._function_transforms import GuardedLibrary, register_vmap
 
 _LIBRARY = GuardedLibrary("ikbo", "FRAGMENT")
@@ -63,6 +64,7 @@ def _register(
         f"ikbo::{op}", backward, setup_context=setup_context, lib=_LIBRARY
     )
     register_vmap(op)
+    _arguments.register(op)
 
 
 def _name(op: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ikbo._arguments import REFUSED, check
 from ikbo._autograd import Grads, register, segment_sum, wide
 from ikbo._fakes import sizes_by_letter
 
@@ -33,6 +34,7 @@ def bmm(
         ``[B, P, N]``, contiguous, same dtype. On the CPU sums are fp32 or better and rounded once.
 
     Errors:
+        TypeError: an argument of another type, or a tensor that is not dense.
         RuntimeError: a wrong dtype, rank, size or device; on the CPU an index value outside
         ``[0, U)``.
 
@@ -41,7 +43,13 @@ def bmm(
     Notes: differentiable once, in reverse mode, in both matrices. On the CPU, neighbours with the
     same user share calls: candidates sorted by user are fastest.
     """
-    return torch.ops.ikbo.bmm.default(a_user, b_cand, cand_to_user, transpose_a, transpose_b)
+    if a_user is None or b_cand is None or cand_to_user is None:
+        check("bmm", a_user, b_cand, cand_to_user)
+    try:
+        return torch.ops.ikbo.bmm.default(a_user, b_cand, cand_to_user, transpose_a, transpose_b)
+    except REFUSED:
+        check("bmm", a_user, b_cand, cand_to_user, transpose_a, transpose_b)
+        raise
 
 
 @torch.library.register_fake("ikbo::bmm")

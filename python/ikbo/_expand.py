@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ikbo._arguments import REFUSED, check
 from ikbo._autograd import Grads, register, segment_sum, wide
 from ikbo._fakes import sizes_by_letter
 
@@ -16,20 +17,27 @@ def expand(x_user: Tensor, cand_to_user: Tensor) -> Tensor:
     This is the explicit boundary between user batch and candidate batch.
 
     Args:
-        x_user: ``[U, ...]``, any dtype, any strides.
+        x_user: ``[U, ...]``, any dtype but the quantised, any strides.
         cand_to_user: int32 ``[B]``.
 
     Returns:
         ``[B, ...]``, contiguous, dtype of ``x_user``.
 
     Errors:
+        TypeError: no tensor, or one that is not dense.
         RuntimeError: a wrong dtype, rank or device; on the CPU an index value outside ``[0, U)``.
 
     Cost: no FLOP; reads the rows of the users that have candidates, writes B rows.
 
     Notes: differentiable in ``x_user`` once, in reverse mode. Never aliases its input.
     """
-    return torch.ops.ikbo.expand.default(x_user, cand_to_user)
+    if x_user is None or cand_to_user is None:
+        check("expand", x_user, cand_to_user)
+    try:
+        return torch.ops.ikbo.expand.default(x_user, cand_to_user)
+    except REFUSED:
+        check("expand", x_user, cand_to_user)
+        raise
 
 
 @torch.library.register_fake("ikbo::expand")

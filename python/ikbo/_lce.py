@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ikbo._arguments import REFUSED, check, is_tensor, refusal
 from ikbo._autograd import Grads, refuse, register, segment_sum, wide
 from ikbo._fakes import Size, sizes_by_letter
 
@@ -41,6 +42,7 @@ def lce(
         ``[B, M, N]``, contiguous, same dtype. On the CPU sums are fp32 or better and rounded once.
 
     Errors:
+        TypeError: an argument of another type, or a tensor that is not dense.
         RuntimeError: a wrong dtype, rank, size or device, an empty list, a weight packed for
         another call; on the CPU an index value outside ``[0, U)``.
 
@@ -52,12 +54,25 @@ def lce(
     Source: linear compressed embedding, arXiv 2203.11014.
     """
     operators = torch.ops.ikbo.lce
-    if w_cand.dtype == torch.uint8:
-        parts = [e_cand] if isinstance(e_cand, Tensor) else list(e_cand)
-        return operators.prepacked(e_user, parts, w_user, w_cand, bias, cand_to_user)
-    if isinstance(e_cand, Tensor):
+    is_list = isinstance(e_cand, list | tuple)
+    if e_user is None or e_cand is None or w_user is None or w_cand is None or cand_to_user is None:
+        _check(is_list, e_user, e_cand, w_user, w_cand, bias, cand_to_user)
+    try:
+        if w_cand.dtype == torch.uint8:
+            parts = list(e_cand) if is_list else [e_cand]
+            return operators.prepacked(e_user, parts, w_user, w_cand, bias, cand_to_user)
+        if is_list:
+            return operators.list(e_user, list(e_cand), w_user, w_cand, bias, cand_to_user)
         return operators.default(e_user, e_cand, w_user, w_cand, bias, cand_to_user)
-    return operators.list(e_user, list(e_cand), w_user, w_cand, bias, cand_to_user)
+    except REFUSED:
+        _check(is_list, e_user, e_cand, w_user, w_cand, bias, cand_to_user)
+        raise
+
+
+def _check(is_list: bool, e_user: Any, e_cand: Any, *others: Any) -> None:
+    if not (is_list or is_tensor(e_cand)):
+        raise refusal("lce", "e_cand", "a torch.Tensor or a list of them", e_cand) from None
+    check("lce.list" if is_list else "lce", e_user, e_cand, *others)
 
 
 @torch.library.register_fake("ikbo::lce")

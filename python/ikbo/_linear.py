@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ikbo._arguments import REFUSED, check
 from ikbo._autograd import Grads, refuse, register, segment_sum, wide
 from ikbo._fakes import sizes_by_letter
 
@@ -40,6 +41,7 @@ def linear(
         after the activation.
 
     Errors:
+        TypeError: an argument of another type, or a tensor that is not dense.
         RuntimeError: a wrong dtype, rank, size, device or activation, a weight packed for another
         call; on the CPU an index value outside ``[0, U)``.
 
@@ -48,9 +50,15 @@ def linear(
     Notes: differentiable once, in reverse mode, in every floating-point input, but with a packed
     weight in none; ``gelu`` and ``silu`` repeat the forward product in the backward pass.
     """
-    operators = torch.ops.ikbo.linear
-    operator = operators.prepacked if w_cand.dtype == torch.uint8 else operators.default
-    return operator(x_user, x_cand, w_user, w_cand, bias, cand_to_user, activation)
+    if x_user is None or x_cand is None or w_user is None or w_cand is None or cand_to_user is None:
+        check("linear", x_user, x_cand, w_user, w_cand, bias, cand_to_user)
+    try:
+        operators = torch.ops.ikbo.linear
+        operator = operators.prepacked if w_cand.dtype == torch.uint8 else operators.default
+        return operator(x_user, x_cand, w_user, w_cand, bias, cand_to_user, activation)
+    except REFUSED:
+        check("linear", x_user, x_cand, w_user, w_cand, bias, cand_to_user, activation)
+        raise
 
 
 @torch.library.register_fake("ikbo::linear")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ikbo._arguments import REFUSED, check
 from ikbo._autograd import refuse
 
 
@@ -26,12 +27,19 @@ def prepack(w_cand: Tensor, k_cand: Sequence[int]) -> Tensor:
         16 bits also as the image of shared memory that the kernel copies.
 
     Errors:
+        TypeError: an argument of another type, or a tensor that is not dense.
         RuntimeError: a wrong dtype or rank, or ``k_cand`` of another sum.
 
     Cost: up to 2 weights and 64 KiB of memory. On CUDA it copies from the host: not for capture in
     a CUDA graph.
     """
-    return torch.ops.ikbo.prepack.default(w_cand, k_cand)
+    if w_cand is None:
+        check("prepack", w_cand)
+    try:
+        return torch.ops.ikbo.prepack.default(w_cand, k_cand)
+    except REFUSED:
+        check("prepack", w_cand, k_cand)
+        raise
 
 
 @torch.library.register_fake("ikbo::prepack")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ikbo._arguments import REFUSED, check
 from ikbo._autograd import Grads, register
 from ikbo._fakes import sizes_by_letter
 
@@ -46,6 +47,7 @@ def target_attention(
         lse -inf. On the CPU sums are fp32 or better and out is rounded once.
 
     Errors:
+        TypeError: an argument of another type, or a tensor that is not dense.
         RuntimeError: a wrong dtype, rank, size or device; on the CPU an index value outside
         ``[0, U)`` or a length outside ``[0, S]``.
 
@@ -59,9 +61,16 @@ def target_attention(
 
     Source: the online softmax of Milakov and Gimelshein, 2018; tiling as in Dao et al., 2022.
     """
-    return torch.ops.ikbo.target_attention.default(
-        q, k, v, cand_to_user, user_lengths, cand_lengths, user_mask, scale
-    )
+    if q is None or k is None or v is None or cand_to_user is None:
+        check("target_attention", q, k, v, cand_to_user)
+    try:
+        return torch.ops.ikbo.target_attention.default(
+            q, k, v, cand_to_user, user_lengths, cand_lengths, user_mask, scale
+        )
+    except REFUSED:
+        optional = (user_lengths, cand_lengths, user_mask, scale)
+        check("target_attention", q, k, v, cand_to_user, *optional)
+        raise
 
 
 @torch.library.register_fake("ikbo::target_attention")

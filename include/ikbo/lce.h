@@ -98,8 +98,8 @@ LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits)
 // Bytes of workspace that lce() needs for `params` under `config`.
 std::size_t lce_workspace_bytes(const LceParams& params, const LceConfig& config);
 
-// The tiles that select_lce_config chooses for M where a kernel takes a packed weight; kSimt where
-// none does. For packing a weight before the other sizes of its calls are known.
+// The tiles that select_lce_config chooses for M where a call has a packed weight; kSimt where no
+// kernel takes one. For packing a weight before the other sizes of its calls are known.
 LceConfig select_lce_pack_config(int m, DType dtype, const DeviceLimits& limits);
 
 // Bytes of a packed weight with k columns under `config`; 0 when the kernel reads the weight as it

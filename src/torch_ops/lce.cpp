@@ -95,10 +95,11 @@ Tensor run_cuda(const LceCall& call) {
     params.bias = dense_bias->const_data_ptr();
   }
   const DeviceLimits limits = query_device_limits(device);
+  params.w_cand_packed = call.w_cand.image;
   const LceConfig config = select_lce_config(params, limits);
   // A kernel of other tiles, or of none, reads the matrix of a packed weight instead.
-  if (config.kernel == LceKernel::kSm90 && config.tile_m == call.w_cand.tile_m) {
-    params.w_cand_packed = call.w_cand.image;
+  if (config.kernel != LceKernel::kSm90 || config.tile_m != call.w_cand.tile_m) {
+    params.w_cand_packed = nullptr;
   }
   if (parts.size() > 1 && config.kernel != LceKernel::kSm90) {
     return run_composite(call);

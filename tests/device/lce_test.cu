@@ -217,6 +217,9 @@ std::vector<std::uint16_t> read_back(const GuardedBuffer& buffer) {
 struct LceRun {
   explicit LceRun(const LceCase& c, int num_sms = 0) : problem(c), limits(query_device_limits(0)) {
     if (num_sms > 0) limits.num_sms = num_sms;
+    select();
+  }
+  void select() {
     config = select_lce_config(problem.params, limits);
     workspace.emplace(lce_workspace_bytes(problem.params, config));
     problem.params.workspace = workspace->data();
@@ -352,6 +355,20 @@ std::vector<LceCase> cases() {
                    .spare_rows = 1,
                    .has_bias = m != 192});
   }
+  // So few that every tile has a multiprocessor of its own: tiles of each width, both stages at
+  // once.
+  for (const int b : {1, 2, 4, 8, 9, 16}) {
+    for (const int users : {1, b}) {
+      all.push_back({.num_users = users,
+                     .num_candidates = b,
+                     .m = b == 9 ? 300 : 433,
+                     .n = b == 16 ? 64 : 256,
+                     .k_user = 1178,
+                     .k_cand = 866,
+                     .dtype = users == 1 ? DType::kFloat16 : DType::kBFloat16,
+                     .spare_rows = 1});
+    }
+  }
   for (const std::vector<int>& list : std::vector<std::vector<int>>{
            {32, 64}, {1, 2, 3}, {33, 1, 47, 16}, {866}, {40, 400, 8, 418}, std::vector(32, 5)}) {
     for (const int m : {433, 64}) {
@@ -392,7 +409,8 @@ std::vector<LceCase> small_cases() {
   many_users.num_candidates = 300;
   many_users.n = 128;
   LceCase dual = two_stages;
-  dual.num_users = 9;
+  dual.num_users = 140;
+  dual.num_candidates = 130;
   LceCase list = two_stages;
   list.list = {33, 1, 36};
   return {two_stages, wide, many_users, dual, list};
@@ -436,6 +454,31 @@ TEST(LceDeterminism, CandidatesDoNotDependOnTheirBatch) {
   const std::vector<std::uint16_t> few = run.result();
   const std::size_t size = static_cast<std::size_t>(kMiddle.m) * kMiddle.n;
   EXPECT_TRUE(std::equal(few.begin(), few.begin() + kFew * size, all.begin() + skipped * size));
+}
+
+// A candidate and its user without all others: narrower tiles, the same sums.
+TEST(LceDeterminism, ACandidateAloneHasTheSameBits) {
+  LceCase c = kMiddle;
+  c.k_user = 500;  // long enough for two stages
+  LceRun run(c);
+  const std::vector<std::uint16_t> all = run.result();
+  const std::vector<std::int32_t> index = make_index(c);
+  const std::size_t size = static_cast<std::size_t>(c.m) * c.n;
+  for (const int b : {0, 100, c.num_candidates - 1}) {
+    LceRun alone(c);
+    LceParams& p = alone.problem.params;
+    p.e_user = static_cast<const std::uint16_t*>(p.e_user) + index[b] * p.stride_e_user_u;
+    p.e_cand = static_cast<const std::uint16_t*>(p.e_cand) + b * p.stride_e_cand_b;
+    p.num_users = 1;
+    p.num_candidates = 1;
+    IKBO_CUDA_CHECK(cudaMemset(alone.problem.index.data(), 0, alone.problem.index.bytes()),
+                    "index");
+    alone.select();
+    EXPECT_LT(alone.config.tile_m, run.config.tile_m);
+    EXPECT_FALSE(alone.config.dual_k);
+    const std::vector<std::uint16_t> one = alone.result();
+    EXPECT_TRUE(std::equal(one.begin(), one.begin() + size, all.begin() + b * size)) << b;
+  }
 }
 
 TEST(LcePack, PackedWeightsGiveTheSameBits) {

@@ -51,6 +51,28 @@ TEST(LceConfig, OneCandidateAUserNeedsNoUserStage) {
   EXPECT_FALSE(select_lce_config(make_params(512, 1024), kHopper).dual_k);
 }
 
+TEST(LceConfig, FewTilesAreNarrowAndBothStagesRunAtOnce) {
+  EXPECT_EQ(chosen(make_params(1, 1)), "lce_sm90<tile_m=64,user_units=1>");
+  EXPECT_EQ(chosen(make_params(1, 4)), "lce_sm90<tile_m=64,user_units=1>");
+  EXPECT_EQ(chosen(make_params(1, 8)), "lce_sm90<tile_m=128,user_units=1>");
+  // Narrower ones do not fit side by side; both stages with these do.
+  EXPECT_EQ(chosen(make_params(8, 8)), "lce_sm90<tile_m=224,user_units=1>");
+  EXPECT_EQ(chosen(make_params(32, 32)), "lce_sm90<tile_m=224,dual_k>");
+  EXPECT_EQ(chosen(make_params(1, 1, 16, 64)), "lce_sm90<tile_m=64,user_units=1>");
+  // So little work that another launch would cost more than it.
+  LceParams short_k = make_params(1, 1);
+  short_k.k_user = 64;
+  EXPECT_EQ(chosen(short_k), "lce_sm90<tile_m=64,dual_k>");
+}
+
+TEST(LceConfig, APackedWeightKeepsTheTilesOfItsM) {
+  LceParams params = make_params(1, 1);
+  params.w_cand_packed = kAligned;
+  const LceConfig config = select_lce_config(params, kHopper);
+  EXPECT_EQ(config.tile_m, select_lce_pack_config(params.m, params.dtype, kHopper).tile_m);
+  EXPECT_FALSE(config.dual_k);
+}
+
 TEST(LceConfig, WhatTheCopyEngineCannotReadGoesToTheGenericKernels) {
   LceParams odd = make_params(15, 1024);
   odd.e_cand = kOdd;

@@ -26,6 +26,35 @@ bool is_tma_tensor(const void* data, std::int64_t stride_outer, std::int64_t str
 // reading their product.
 constexpr double kMaxRatioOfDualK = 1.25;
 
+// Two stages that find a place side by side take the longer one's time, not both's, and one
+// dependent launch more. They are worth it from this many blocks of k in the shorter one: a launch
+// takes some 3000 clocks, a block some 250, the 12 to 22 KB that one multiprocessor loads.
+constexpr int kMinBlocksAtOnce = 12;
+
+// CTAs of both stages where each warpgroup has one tile: in the user stage there is one warpgroup a
+// CTA, in the candidate stage there are two.
+std::int64_t num_ctas(const LceParams& params, int tile_m) {
+  const std::int64_t slices = ceil_div(params.n, lce_impl::kSliceN);
+  const std::int64_t pairs = slices % 2 == 0 ? params.num_candidates * (slices / 2)
+                                             : ceil_div(params.num_candidates, 2) * slices;
+  return (params.num_users * slices + pairs) * ceil_div(params.m, tile_m);
+}
+
+// The narrowest tiles with which every CTA has a multiprocessor of its own, where there are such
+// tiles below `config`'s: what a CTA loads and multiplies then takes the least time. A packed
+// weight has the tiles that it was packed for.
+void narrow_tiles(LceConfig& config, const LceParams& params, int num_sms) {
+  if (params.w_user_packed != nullptr || params.w_cand_packed != nullptr) return;
+  for (const int tile_m : lce_impl::kTileWidths) {
+    if (tile_m >= config.tile_m) return;
+    if (num_ctas(params, tile_m) <= num_sms) {
+      config.tile_m = tile_m;
+      config.num_tiles_m = static_cast<int>(ceil_div(params.m, tile_m));
+      return;
+    }
+  }
+}
+
 }  // namespace
 
 namespace lce_impl {
@@ -119,7 +148,12 @@ LceConfig select_lce_config(const LceParams& params, const DeviceLimits& limits)
       });
   if (!has_tma) return lce_impl::select_generic_config(params, limits);
 
-  config.dual_k = parts.size() == 1 && params.num_candidates <= kMaxRatioOfDualK * params.num_users;
+  narrow_tiles(config, params, limits.num_sms);
+  const bool runs_at_once =
+      num_ctas(params, config.tile_m) <= limits.num_sms &&
+      std::min(params.k_user, params.k_cand) >= kMinBlocksAtOnce * lce_impl::kBlockK;
+  config.dual_k = parts.size() == 1 && !runs_at_once &&
+                  params.num_candidates <= kMaxRatioOfDualK * params.num_users;
   // Two units a CTA read the weight half as often, once that still gives every SM a tile.
   const std::int64_t user_units =
       params.num_users * ceil_div(params.n, lce_impl::kSliceN) * config.num_tiles_m;

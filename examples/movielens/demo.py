@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -206,8 +205,6 @@ def main() -> int:
     )
     parser.add_argument("--results", action="store_true", help="write bench/results/ as well")
     arguments = parser.parse_args()
-    # Of torch.export's own making: it copies its own tree specs.
-    warnings.filterwarnings("ignore", "`isinstance", FutureWarning)
     torch.set_num_threads(THREADS)
     FOLDER.mkdir(parents=True, exist_ok=True)
     print("[1/5] data: MovieLens 100k", flush=True)

@@ -9,7 +9,6 @@ import importlib.util
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,6 @@ class UsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line. Returns 0 when done, 1 on failure; exits with 2 on bad usage."""
     options = _parser().parse_args(arguments)
-    # Of torch's own making: torch.export copies its own tree specs.
-    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
     try:
         options.run(options)
     except (UsageError, ValueError, TypeError, RuntimeError, OSError) as error:

@@ -25,12 +25,14 @@ from ikbo._manifest import (
     append_to_archive,
 )
 from ikbo._served import ServedModel, from_module, from_transformed
+from ikbo._torch_warnings import quiet
 from ikbo._value_ranges import ValueRange, bound_values
 
 # What names a model in a server's paths. A client takes the segments "." and ".." out of a path.
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 
 
+@quiet()
 def package(
     module: nn.Module,
     path: str | os.PathLike[str],

@@ -142,3 +142,22 @@ def test_calls_are_checked() -> None:
     index = torch.zeros(3, dtype=torch.int32)
     with pytest.raises(AssertionError, match="Guard failed: user.*== 6"):
         module(rows(5)[:2], rows(4)[:3], cand_to_user=index)
+
+
+def test_model_that_keeps_tensors_is_left_as_it_was() -> None:
+    """A trace leaves tensors without data in the attributes that a model sets when it runs."""
+
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first: Tensor | None = None
+
+        def forward(self, user: Tensor, item: Tensor) -> Tensor:
+            self.first, self.last = user + item, user - item
+            return self.first * self.last
+
+    model = Keeps()
+    transform(model, verify=False)
+    assert model.first is None
+    assert not hasattr(model, "last")
+    transform(model)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
+from ikbo._torch_warnings import quiet
 from ikbo.transform.capture import INDEX, Captured, capture
 from ikbo.transform.errors import TransformError
 from ikbo.transform.interpret import FactoredModel
@@ -52,6 +53,7 @@ class TransformedModule(nn.Module):
         return self.spec.table()
 
 
+@quiet()
 def transform(
     model: nn.Module | ExportedProgram,
     example_inputs: tuple[Any, ...] | Mapping[str, Any],

@@ -11,6 +11,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
@@ -200,6 +201,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, Tensor):
             shapes[leaf] = {0: batch}
+    before = [(child, dict(vars(child))) for child in model.modules()]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     # The fused encoder operators of nn.Transformer hide what the rules look for.
     torch.backends.mha.set_fastpath_enabled(False)
@@ -213,6 +215,16 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+        _put_back(before)
+
+
+def _put_back(before: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
+    """Takes away what the trace left in attributes that the model sets when it runs."""
+    for module, attributes in before:
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FakeTensor):
+                vars(module).pop(name)
+                vars(module).update({name: attributes[name]} if name in attributes else {})
 
 
 def _first_lines(text: str, count: int = 12) -> str:

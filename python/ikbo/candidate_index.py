@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -73,8 +74,11 @@ class CandidateIndex:
             raise ValueError(
                 f"CandidateIndex: counts must be >= 0; got counts[{user}] = {int(counts[user])}"
             )
+        counts = counts.long()
+        if counts.numel():  # a count alone may be too large for their sum
+            _check_num_candidates(max(int(counts.max()), int(counts.sum())))
         users = torch.arange(counts.numel(), device=counts.device)
-        return _build(torch.repeat_interleave(users, counts.long()), counts.numel())
+        return _build(torch.repeat_interleave(users, counts), counts.numel())
 
     @classmethod
     def from_request_ids(cls, request_ids: Tensor | Iterable[Hashable]) -> CandidateIndex:
@@ -97,7 +101,13 @@ class CandidateIndex:
             device = torch.device("cpu")
             ids = request_ids
         number: dict[Hashable, int] = {}
-        index = [number.setdefault(request_id, len(number)) for request_id in ids]
+        try:
+            index = [number.setdefault(request_id, len(number)) for request_id in ids]
+        except TypeError as error:
+            raise TypeError(
+                "CandidateIndex: request_ids must be an integer tensor or hashable values; "
+                f"got {request_ids!r}: {error}"
+            ) from error
         return _build(torch.tensor(index, dtype=torch.int64, device=device), len(number))
 
     def counts(self) -> Tensor:
@@ -133,7 +143,12 @@ def as_cand_to_user(index: CandidateIndex | Tensor) -> Tensor:
 
 
 def _integer_vector(name: str, values: Tensor | Sequence[int]) -> Tensor:
-    tensor = values if isinstance(values, Tensor) else torch.tensor(values)
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.tensor(values)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"CandidateIndex: {name} must be a tensor or a list of ints; got {values!r}"
+        ) from error
     if not isinstance(values, Tensor) and tensor.numel() == 0:
         tensor = tensor.long()
     if tensor.dtype not in _INTEGER_DTYPES:
@@ -145,13 +160,19 @@ def _integer_vector(name: str, values: Tensor | Sequence[int]) -> Tensor:
     return tensor
 
 
-def _build(index: Tensor, num_users: int) -> CandidateIndex:
-    if not 0 <= num_users <= _INT32_MAX:
-        raise ValueError(f"CandidateIndex: num_users must be in [0, 2**31); got {num_users}")
-    if index.numel() > _INT32_MAX:
+def _check_num_candidates(num_candidates: int) -> None:
+    if num_candidates > _INT32_MAX:
         raise ValueError(
-            f"CandidateIndex: at most 2**31 - 1 candidates are allowed; got {index.numel()}"
+            f"CandidateIndex: at most 2**31 - 1 candidates are allowed; got {num_candidates}"
         )
+
+
+def _build(index: Tensor, num_users: int) -> CandidateIndex:
+    if not isinstance(num_users, Integral) or not 0 <= num_users <= _INT32_MAX:
+        raise ValueError(
+            f"CandidateIndex: num_users must be an int in [0, 2**31); got {num_users!r}"
+        )
+    _check_num_candidates(index.numel())
     if index.numel():
         outside = (index < 0) | (index >= num_users)
         if bool(outside.any()):

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
 import pytest
 import torch
 
@@ -90,8 +92,8 @@ def test_to_moves_everything() -> None:
     [
         ([0, 3, 1], 3, ValueError, r"in \[0, 3\).*got cand_to_user\[1\] = 3"),
         ([0, 1, -1], None, ValueError, r"in \[0, 2\).*got cand_to_user\[2\] = -1"),
-        ([0], -1, ValueError, r"num_users must be in \[0, 2\*\*31\); got -1"),
-        ([2**31 + 1], None, ValueError, r"num_users must be in \[0, 2\*\*31\); got 2147483650"),
+        ([0], -1, ValueError, r"num_users must be an int in \[0, 2\*\*31\); got -1"),
+        ([2**31 + 1], None, ValueError, r"num_users must be an int in \[0, 2\*\*31\); got 2147483650"),
         ([2**32], 1, ValueError, r"got cand_to_user\[0\] = 4294967296"),
         ([[0, 1]], 2, ValueError, r"one dimension; got shape \(1, 2\)"),
         ([0.0, 1.0], 2, TypeError, "integer dtype; got torch.float32"),
@@ -112,3 +114,30 @@ def test_bad_counts_are_refused() -> None:
         CandidateIndex.from_counts(torch.ones(3))
     with pytest.raises(TypeError, match="request_ids must be of an integer dtype"):
         CandidateIndex.from_request_ids(torch.ones(3))
+
+
+@pytest.mark.parametrize("counts", [[2**31], [2**30, 2**30], [2**62, 2**62], [2**63 - 1, 1]])
+def test_too_many_candidates_are_refused_before_they_are_built(counts: list[int]) -> None:
+    with pytest.raises(ValueError, match="at most 2\\*\\*31 - 1 candidates are allowed; got "):
+        CandidateIndex.from_counts(counts)
+
+
+@pytest.mark.parametrize("values", [None, ["a"], [None], [[0], [1, 2]], [2**70]])
+def test_no_list_of_ints_is_refused(values: Any) -> None:
+    text = "must be a tensor or a list of ints; got "
+    with pytest.raises(TypeError, match=f"CandidateIndex: counts {text}"):
+        CandidateIndex.from_counts(values)
+    with pytest.raises(TypeError, match=f"CandidateIndex: cand_to_user {text}"):
+        CandidateIndex.from_cand_to_user(values)
+
+
+@pytest.mark.parametrize("ids", [3, None, [["a"], ["b"]]])
+def test_request_ids_that_cannot_be_counted(ids: Any) -> None:
+    with pytest.raises(TypeError, match="request_ids must be an integer tensor or hashable values"):
+        CandidateIndex.from_request_ids(ids)
+
+
+@pytest.mark.parametrize("num_users", ["3", 3.0])
+def test_num_users_is_an_int(num_users: Any) -> None:
+    with pytest.raises(ValueError, match=f"num_users must be an int.*got {num_users!r}"):
+        CandidateIndex.from_cand_to_user([0, 1], num_users)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ikbo
-from ikbo.transform import TransformError
+from ikbo.transform import TransformedModule, TransformError
 from tests.transform.models import MODELS, rows
 
 
@@ -137,11 +137,45 @@ def test_a_program_needs_a_free_batch() -> None:
         ikbo.transform(program, ranker.inputs, ["user"])
 
 
-def test_calls_are_checked() -> None:
-    module = transform(MODELS["mlp"]().model, (rows(6), rows(4)))
-    index = torch.zeros(3, dtype=torch.int32)
-    with pytest.raises(AssertionError, match="Guard failed: user.*== 6"):
-        module(rows(5)[:2], rows(4)[:3], cand_to_user=index)
+@pytest.fixture(scope="module")
+def mlp() -> TransformedModule:
+    """Called with user [2, 6] and item [3, 4]."""
+    return transform(MODELS["mlp"]().model, (rows(6), rows(4)))
+
+
+INDEX = torch.zeros(3, dtype=torch.int32)
+USER, ITEM = torch.randn(2, 6), torch.randn(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "text"),
+    [
+        ((USER[:, :5], ITEM), {}, ValueError, r"user must have sizes \[U, 6\]; got \[2, 5\]"),
+        ((USER, ITEM[0]), {}, ValueError, r"item must have sizes \[B, 4\]; got \[4\]"),
+        ((USER, ITEM[:2]), {}, ValueError, r"cand_to_user must have B = 2 rows, as item; got 3"),
+        ((USER.repeat(5, 1), ITEM), {}, ValueError, r"user must have at most U = 8 rows.*got 10"),
+        ((USER.double(), ITEM), {}, ValueError, "user must have dtype torch.float32.*float64"),
+        ((USER, ITEM.to("meta")), {}, ValueError, "item must have device cpu.*got meta"),
+        ((USER, ITEM.numpy()), {}, TypeError, "item must be a torch.Tensor; got ndarray"),
+        ((USER, ITEM), {"cand_to_user": INDEX.long()}, ValueError, "dtype torch.int32.*int64"),
+        ((USER, ITEM), {"cand_to_user": None}, TypeError, "cand_to_user must be.*got NoneType"),
+        ((USER, ITEM), {"cand_to_user": ikbo.CandidateIndex.from_counts([3])}, TypeError,
+         "cand_to_user must be a torch.Tensor; got CandidateIndex; pass its cand_to_user"),
+        ((USER,), {"item": ITEM}, TypeError, "with 2 positional arguments and cand_to_user=; got "
+         "1 positional argument and cand_to_user=, item="),
+        ((USER, [ITEM]), {}, TypeError, "must have the structure"),
+        ((USER, ITEM), {"cand_to_user": INDEX + 2}, RuntimeError, r"\[0, U\) with U = 2; got"),
+    ],
+)  # fmt: skip
+def test_calls_are_checked(
+    mlp: TransformedModule,
+    args: Any,
+    kwargs: Any,
+    error: type[Exception],
+    text: str,
+) -> None:
+    with pytest.raises(error, match=text):
+        mlp(*args, **({"cand_to_user": INDEX} | kwargs))
 
 
 def test_model_that_keeps_tensors_is_left_as_it_was() -> None:

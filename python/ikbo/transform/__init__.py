@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ikbo._torch_warnings import quiet
+from ikbo.transform.calls import check_call
 from ikbo.transform.capture import INDEX, Captured, capture
 from ikbo.transform.errors import TransformError
 from ikbo.transform.interpret import FactoredModel
@@ -29,8 +30,9 @@ _CANDIDATE_SIZES = (23, 19, 17, 13, 11, 7, 5, 3)
 class TransformedModule(nn.Module):
     """A model whose user inputs have batch U and whose candidate inputs have batch B.
 
-    It is called like the unmodified model, with the keyword `cand_to_user` (int32 `[B]`, the user
-    row of each candidate) added. Results have batch B.
+    It is called as the example inputs were given, positionally or by keyword, with the keyword
+    `cand_to_user` (int32 `[B]`, the user row of each candidate) added. Results have batch B. Inputs
+    of another structure, type, dtype, device or size raise TypeError or ValueError.
 
     Attributes:
         exported_program: the program, with the named dimensions U and B.
@@ -46,7 +48,12 @@ class TransformedModule(nn.Module):
         self.module = program.module()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+        try:
+            return self.module(*args, **kwargs)
+        except Exception:
+            limits = {"U": self.spec.max_users, "B": self.spec.max_candidates}
+            check_call(self.exported_program, self.roles, limits, args, kwargs)
+            raise
 
     def report(self) -> str:
         """The spec as a table; see `Spec.table`."""

@@ -93,7 +93,7 @@ def test_to_moves_everything() -> None:
         ([0, 3, 1], 3, ValueError, r"in \[0, 3\).*got cand_to_user\[1\] = 3"),
         ([0, 1, -1], None, ValueError, r"in \[0, 2\).*got cand_to_user\[2\] = -1"),
         ([0], -1, ValueError, r"num_users must be an int in \[0, 2\*\*31\); got -1"),
-        ([2**31 + 1], None, ValueError, r"num_users must be an int in \[0, 2\*\*31\); got 2147483650"),
+        ([2**31 + 1], None, ValueError, r"must be an int in \[0, 2\*\*31\); got 2147483650"),
         ([2**32], 1, ValueError, r"got cand_to_user\[0\] = 4294967296"),
         ([[0, 1]], 2, ValueError, r"one dimension; got shape \(1, 2\)"),
         ([0.0, 1.0], 2, TypeError, "integer dtype; got torch.float32"),

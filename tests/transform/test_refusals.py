@@ -98,10 +98,30 @@ def test_a_container_may_not_be_all_inputs() -> None:
         ((rows(4), torch.tensor(1.0)), "'item' must have the batch as its first axis"),
         ((rows(4)[:1].expand(16, 4), rows(4)), "at least 8 distinct user rows.*got 1 in 16 rows"),
         ((rows(4)[:4], rows(4)[:4]), "at least 8 distinct user rows.*got 4"),
+        ((rows(4)[:1], rows(4)[:1]), "must have 2 rows or more.*got 1"),
+        ((rows(4)[:0], rows(4)[:0]), "must have 2 rows or more.*got 0"),
+        ((rows(4), rows(4).to("meta")), "on one device; got.*'item': 'meta'"),
+        ((rows(4), rows(4).to_sparse()), "'item' must be dense.*got torch.sparse_coo"),
     ],
 )
 def test_example_inputs_are_checked(inputs: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
+        transform(Call(lambda u, i: u + i), inputs)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((rows(4).numpy(), rows(4)), "'user' must be a torch.Tensor; got ndarray; convert"),
+        ((rows(4), rows(4).numpy()), "'item' must be a torch.Tensor; got ndarray; convert"),
+        ((None, rows(4)), "'user' must be a torch.Tensor; got NoneType"),
+        (([1.0, 2.0], rows(4)), "'user.0' must be a torch.Tensor; got float"),
+        ((rows(4),), r"must fit model.forward: missing.*'item'.*\['user', 'item'\]"),
+        ({"user": rows(4), "items": rows(4)}, "must fit model.forward"),
+    ],
+)
+def test_example_inputs_are_tensors_of_the_model(inputs: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         transform(Call(lambda u, i: u + i), inputs)
 
 

@@ -12,8 +12,9 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ikbo._torch_warnings import quiet
 from ikbo.transform.calls import check_call
-from ikbo.transform.capture import INDEX, Captured, capture
+from ikbo.transform.capture import Captured, capture
 from ikbo.transform.errors import TransformError
+from ikbo.transform.inputs import INDEX
 from ikbo.transform.interpret import FactoredModel
 from ikbo.transform.spec import Spec
 from ikbo.transform.spec_build import batch_symbols, build_spec

@@ -17,9 +17,9 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from ikbo._source_line import source_line
+from ikbo.transform import inputs
 from ikbo.transform.errors import TransformError
 
-INDEX = "cand_to_user"
 # The batch of the unmodified model is bounded only by what an index can address.
 _MAX_BATCH = 2**31 - 1
 
@@ -82,19 +82,21 @@ def capture(
     request_only: Sequence[str],
 ) -> Captured:
     """Exports the model once with one batch symbol, without decomposing its operators."""
-    args, kwargs = _split_inputs(example_inputs)
+    args, kwargs = inputs.split(example_inputs)
     if isinstance(model, ExportedProgram):
         program, signature = model, _program_signature(model)
     elif isinstance(model, nn.Module):
         signature = inspect.signature(model.forward)
+        inputs.check_fit(signature, args, kwargs)
     else:
         raise TypeError(
             "ikbo.transform: model must be an nn.Module or an ExportedProgram; "
             f"got {type(model).__name__}"
         )
-    names = _input_names(signature, args, kwargs)
-    roles = _roles(names, request_only)
-    _check_batch(names, pytree.tree_leaves((args, kwargs)))
+    named = inputs.named_leaves(signature, args, kwargs)
+    roles = inputs.roles(named, request_only)
+    inputs.check_tensors({name: x for name, x in named if isinstance(x, Tensor)})
+    names = tuple(name if isinstance(x, Tensor) else None for name, x in named)
     if not isinstance(model, ExportedProgram):
         program = _export(model, args, kwargs)
     with torch.no_grad():
@@ -103,96 +105,11 @@ def capture(
     return Captured(program, _batch_symbol(program), args, kwargs, names, roles, signature)
 
 
-def _split_inputs(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, list | tuple):
-        return tuple(example_inputs), {}
-    raise TypeError(
-        "ikbo.transform: example_inputs must be a tuple (positional arguments) or a dict (keyword "
-        f"arguments); got {type(example_inputs).__name__}"
-    )
-
-
 def _program_signature(program: ExportedProgram) -> inspect.Signature:
     call = program.module_call_graph[0].signature
     names = (call.forward_arg_names if call is not None else None) or []
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature([inspect.Parameter(name, kind) for name in names])
-
-
-def _input_names(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[str | None, ...]:
-    """One name per flat input: parameter, then keys, joined by dots.
-
-    Where the only argument is a container, its keys alone are the names.
-    """
-    parameters = list(signature.parameters)
-    positional = [parameters[i] if i < len(parameters) else f"arg{i}" for i in range(len(args))]
-    leaves, _ = pytree.tree_flatten_with_path((args, kwargs))
-    is_sole = len(args) + len(kwargs) == 1
-    names: list[str | None] = []
-    for path, value in leaves:
-        keys = [_key(entry) for entry in path[1:]]
-        if path[0].idx == 0:
-            keys[0] = positional[int(keys[0])]
-        if is_sole and len(keys) > 1:
-            keys = keys[1:]
-        names.append(".".join(keys) if isinstance(value, Tensor) else None)
-    return tuple(names)
-
-
-def _key(entry: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(entry, attribute):
-            return str(getattr(entry, attribute))
-    return str(entry)
-
-
-def _roles(names: Sequence[str | None], request_only: Sequence[str]) -> dict[str, str]:
-    known = [name for name in names if name is not None]
-    if INDEX in known:
-        raise ValueError(
-            f"ikbo.transform: an input of the model is called {INDEX!r}, which is the name of the "
-            "index that the transformed model takes; rename the input"
-        )
-    if isinstance(request_only, str) or not request_only:
-        raise ValueError(
-            "ikbo.transform: request_only must be a list with at least one input name; "
-            f"got {request_only!r}; the inputs are {known}"
-        )
-    users: set[str] = set()
-    for wanted in request_only:
-        found = [name for name in known if name == wanted or name.startswith(f"{wanted}.")]
-        if not found:
-            raise ValueError(
-                f"ikbo.transform: request_only has {wanted!r}, which is no input of the model; "
-                f"the inputs are {known}"
-            )
-        users.update(found)
-    if len(users) == len(known):
-        raise ValueError(
-            "ikbo.transform: request_only must leave at least one input to the candidates; it "
-            f"names all: {known}; a model of users alone has nothing to share: run it once per user"
-        )
-    return {name: "user" if name in users else "candidate" for name in known}
-
-
-def _check_batch(names: Sequence[str | None], flat: Sequence[Any]) -> None:
-    tensors = {n: x for n, x in zip(names, flat, strict=True) if n is not None}
-    for name, tensor in tensors.items():
-        if tensor.ndim == 0:
-            raise ValueError(
-                f"ikbo.transform: input {name!r} must have the batch as its first axis; "
-                "got a tensor without axes; make it a buffer of the model"
-            )
-    sizes = {name: tensor.shape[0] for name, tensor in tensors.items()}
-    if len(set(sizes.values())) != 1:
-        raise ValueError(
-            "ikbo.transform: all example inputs must have one batch size, user rows replicated; "
-            f"got {sizes}"
-        )
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

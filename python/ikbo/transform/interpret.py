@@ -23,10 +23,11 @@ from torch.utils import _pytree as pytree
 
 from ikbo._source_line import source_line
 from ikbo.transform import forms as f
-from ikbo.transform.capture import INDEX, Captured
+from ikbo.transform.capture import Captured
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
 from ikbo.transform.forms import Cand, Const, PerBatch, Rows, Size, Sum, User
+from ikbo.transform.inputs import INDEX
 from ikbo.transform.walk import Walk, at_origin
 
 aten = torch.ops.aten

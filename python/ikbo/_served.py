@@ -153,6 +153,11 @@ def from_module(
     if any(child.training for child in module.modules()):
         raise ValueError("ikbo.package: module must be in eval mode; call module.eval() first")
     names, leaves, in_spec = _flatten(module, example_inputs)
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(roles, Mapping) and name in roles and not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"ikbo.package: input {name} must be a torch.Tensor; got {type(leaf).__name__}"
+            )
     tensors = [(n, x) for n, x in zip(names, leaves, strict=True) if isinstance(x, Tensor)]
     examples = dict(tensors)
     if len(examples) != len(tensors):
@@ -229,6 +234,11 @@ def _check_example(name: str, leaf: Tensor) -> None:
 
 def _check_roles(names: Sequence[str], roles: Mapping[str, str] | None) -> dict[str, str]:
     """Roles in input order."""
+    if roles is not None and not isinstance(roles, Mapping):
+        raise TypeError(
+            "ikbo.package: roles must be a dict from input name to role; got "
+            f"{type(roles).__name__}"
+        )
     known = dict(roles or {})
     missing = [name for name in names if name not in known]
     unknown = [name for name in known if name not in names]

@@ -89,6 +89,8 @@ def package(
     target = _check_target(path)
     for argument, value in (("name", name), ("version", version)):
         check_name(argument, value)
+    if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance >= 0):
+        raise ValueError(f"ikbo.package: tolerance must be a number >= 0; got {tolerance!r}")
     report = progress or (lambda _: None)
     served = _served(module, example_inputs, roles, max_users, max_candidates)
     with torch.no_grad():
@@ -126,6 +128,8 @@ def check_name(argument: str, value: Any) -> None:
 
 
 def _check_target(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"ikbo.package: path must be a str or a path; got {type(path).__name__}")
     target = Path(path)
     if target.suffix != ".pt2":
         raise ValueError(f"ikbo.package: path must end with .pt2; got {str(path)!r}")

@@ -86,6 +86,15 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "training": ({"module": Pair().train()}, ValueError, r"eval mode; call module\.eval\(\)"),
     "no inputs": ({"example_inputs": None}, TypeError, "tuple of positional or a dict"),
     "arity": ({"example_inputs": inputs()[:2]}, TypeError, "must fit module.forward: missing"),
+    "path": ({"path": 3}, TypeError, "path must be a str or a path; got int"),
+    "tolerance": ({"tolerance": -1.0}, ValueError, "tolerance must be a number >= 0; got -1.0"),
+    "tolerance type": ({"tolerance": "x"}, ValueError, "tolerance must be a number >= 0; got 'x'"),
+    "roles type": ({"roles": ["user"]}, TypeError, "roles must be a dict .*; got list"),
+    "no tensor": (
+        {"example_inputs": (torch.randn(4, 3).numpy(), *inputs()[1:])},
+        TypeError,
+        "input x_user must be a torch.Tensor; got ndarray",
+    ),
     "no roles": ({"roles": None}, ValueError, "missing .'x_user', 'x_cand', 'cand_to_user'."),
     "unknown role name": (
         {"roles": arguments()["roles"] | {"ghost": "user"}},

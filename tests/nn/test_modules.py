@@ -5,6 +5,7 @@ Everything runs in fp64, where the two ways of summing agree to a few units in t
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -174,9 +175,11 @@ def test_same_seed_gives_the_plain_modules_weights() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: nn.Linear(0, 3, 4), "ikbo.nn.Linear: k_user must be at least 1; got 0"),
+        (lambda: nn.Linear(0, 3, 4), "ikbo.nn.Linear: k_user must be an int of at least 1; got 0"),
         (lambda: nn.LinearCompression(3, -1, 4), "LinearCompression: k_cand .* got -1"),
-        (lambda: nn.Linear(3, 3, 0), "out_features must be at least 1; got 0"),
+        (lambda: nn.Linear(3, 3, 0), "out_features must be an int of at least 1; got 0"),
+        (lambda: nn.Linear(4.5, 3, 4), "k_user must be an int of at least 1; got 4.5"),
+        (lambda: nn.TargetAttention(8, "2"), "num_heads must be an int; got '2'"),
         (lambda: nn.TargetAttention(8, 3), "got embed_dim = 8, num_heads = 3"),
         (lambda: nn.TargetAttention(8, 4, num_kv_heads=3), "num_heads = 4, num_kv_heads = 3"),
         (
@@ -200,3 +203,15 @@ def test_same_seed_gives_the_plain_modules_weights() -> None:
 def test_bad_sizes_are_refused(make: object, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("x_cand", "history", "text"),
+    [
+        (None, torch.ones(2, 3, 8), "x_cand must be a torch.Tensor; got NoneType"),
+        (torch.ones(4, 8), [[1.0]], "history must be a torch.Tensor; got list"),
+    ],
+)
+def test_attention_takes_tensors(x_cand: Any, history: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=f"ikbo.nn.TargetAttention: {text}"):
+        nn.TargetAttention(8, 2)(x_cand, history, torch.zeros(4, dtype=torch.int32))

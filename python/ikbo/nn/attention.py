@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,10 @@ class TargetAttention(torch.nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         history_dim = embed_dim if history_dim is None else history_dim
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        for name, value in sizes.items():
+            if not isinstance(value, Integral):
+                raise ValueError(f"ikbo.nn.TargetAttention: {name} must be an int; got {value!r}")
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ValueError(
                 "ikbo.nn.TargetAttention: embed_dim must be a positive multiple of num_heads; "
@@ -129,11 +135,17 @@ class TargetAttention(torch.nn.Module):
             user_lengths: int32 `[U]`, valid history rows of each user; None means S.
             user_mask: bool `[U, S]`, True where a history row counts; None means everywhere.
         Returns: the shape of `x_cand`.
-        Errors: ValueError when `x_cand` has neither two nor three dimensions; else as
-            `ikbo.target_attention`.
+        Errors: TypeError when `x_cand` or `history` is no tensor; ValueError when `x_cand` has
+            neither two nor three dimensions; else as `ikbo.target_attention`.
         Cost: projections `4 U S history_dim H_kv D + 4 B Q embed_dim^2` FLOPs, attention
             `4 B Q S H D`; see `ikbo.target_attention`.
         """
+        for name, tensor in (("x_cand", x_cand), ("history", history)):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(
+                    f"ikbo.nn.TargetAttention: {name} must be a torch.Tensor; got "
+                    f"{type(tensor).__name__}"
+                )
         if x_cand.dim() not in (2, 3):
             raise ValueError(
                 "ikbo.nn.TargetAttention: x_cand must be [B, embed_dim] or [B, Q, embed_dim]; "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,9 +50,10 @@ class _SplitLinear(torch.nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         for name, value in (("k_user", k_user), ("k_cand", k_cand), ("out_features", out_features)):
-            if value < 1:
+            if not isinstance(value, Integral) or value < 1:
                 raise ValueError(
-                    f"ikbo.nn.{type(self).__name__}: {name} must be at least 1; got {value}"
+                    f"ikbo.nn.{type(self).__name__}: {name} must be an int of at least 1; got "
+                    f"{value!r}"
                 )
         super().__init__(k_user + k_cand, out_features, bias=bias, device=device, dtype=dtype)
         self.k_user = k_user

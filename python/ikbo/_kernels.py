@@ -23,11 +23,16 @@ _TORCH_NAMESPACES = ("aten", "prim", "prims")
 @dataclass(frozen=True)
 class _Query:
     """How the sizes that choose an operator's kernel are read off its arguments, of which the
-    candidate's may be a list."""
+    candidate's may be a list.
+
+    `operands` are those on whose place in memory the choice depends, on a GPU, in the order of
+    `ikbo::_select_kernel`.
+    """
 
     user: str
     cand: str
     dims: Callable[[Mapping[str, Any]], Sequence[Any]]
+    operands: tuple[str, ...] = ()
 
 
 def _bmm_dims(a: Mapping[str, Any]) -> Sequence[Any]:
@@ -45,8 +50,9 @@ _LINEAR = _Query(
     "x_user",
     "x_cand",
     lambda a: [a["w_user"].shape[0], a["x_user"].shape[1], a["x_cand"].shape[1]],
+    ("x_user", "x_cand", "w_user", "w_cand"),
 )
-_LCE = _Query("e_user", "e_cand", _lce_dims)
+_LCE = _Query("e_user", "e_cand", _lce_dims, ("e_user", "w_user", "w_cand", "e_cand"))
 
 # Dims in the order of `ikbo::_select_kernel`.
 _QUERIES = {
@@ -102,6 +108,7 @@ def kernels_at(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Kern
         arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         values = torch.fx.map_arg(arguments, lambda node: node.meta["val"])
         cand = pytree.tree_leaves(values[query.cand])[0]
+        layouts = [_layout(query, values)] if cand.device.type == "cuda" else []
         kernel = torch.ops.ikbo._select_kernel(
             node.target._opname,
             cand.device.type,
@@ -109,9 +116,23 @@ def kernels_at(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Kern
             _resolve(values[query.user].shape[0], sizes),
             _resolve(cand.shape[0], sizes),
             [_resolve(size, sizes) for size in query.dims(values)],
+            *[[_resolve(number, sizes) for number in layout] for layout in layouts],
         )
         runs.append(KernelRun(node.target._opname, kernel))
     return tuple(runs)
+
+
+def _layout(query: _Query, values: Mapping[str, Any]) -> list[Any]:
+    """The argument `layout` of `ikbo::_select_kernel`."""
+    layout: list[Any] = []
+    for name in query.operands:
+        if name not in values:  # linear and lce call a packed w_cand by another name
+            layout += [0, -1, -1]
+            continue
+        for tensor in pytree.tree_leaves(values[name]):
+            layout += [tensor.shape[1]] if name == "e_cand" else []
+            layout += [tensor.storage_offset(), *tensor.stride()]
+    return layout
 
 
 def _symbol_values(program: ExportedProgram, inputs: Sequence[Tensor]) -> dict[Any, int]:

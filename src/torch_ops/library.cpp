@@ -12,27 +12,14 @@
 #include "cpu/lce_config.h"
 #include "cpu/linear_config.h"
 #include "ikbo/target_attention.h"
-#ifdef IKBO_WITH_CUDA
-#include <torch/csrc/stable/accelerator.h>
-
-#include "ikbo/linear.h"
-#endif
+#include "torch_ops/kernel_query.h"
 
 namespace ikbo::ops {
 namespace {
 
-struct Query {
-  std::string dtype;
-  int64_t num_users = 0;
-  int64_t num_candidates = 0;
-  std::vector<int64_t> dims;
+std::string select_expand(const KernelQuery&) { return to_string(cpu::select_expand_config()); }
 
-  bool is_16_bit() const { return dtype == "float16" || dtype == "bfloat16"; }
-};
-
-std::string select_expand(const Query&) { return to_string(cpu::select_expand_config()); }
-
-std::string select_linear(const Query& query) {
+std::string select_linear(const KernelQuery& query) {
   return to_string(cpu::select_linear_config({.num_users = query.num_users,
                                               .num_candidates = query.num_candidates,
                                               .m = query.dims[0],
@@ -41,7 +28,7 @@ std::string select_linear(const Query& query) {
                                              query.is_16_bit()));
 }
 
-std::string select_lce(const Query& query) {
+std::string select_lce(const KernelQuery& query) {
   return to_string(cpu::select_lce_config({.num_users = query.num_users,
                                            .num_candidates = query.num_candidates,
                                            .m = query.dims[0],
@@ -51,7 +38,7 @@ std::string select_lce(const Query& query) {
                                           query.is_16_bit()));
 }
 
-std::string select_bmm(const Query& query) {
+std::string select_bmm(const KernelQuery& query) {
   return to_string(cpu::select_bmm_config({.num_users = query.num_users,
                                            .num_candidates = query.num_candidates,
                                            .p = query.dims[0],
@@ -60,7 +47,7 @@ std::string select_bmm(const Query& query) {
                                           query.is_16_bit()));
 }
 
-std::string select_target_attention(const Query& query) {
+std::string select_target_attention(const KernelQuery& query) {
   return to_string(select_target_attention_config({
       .num_users = static_cast<int32_t>(query.num_users),
       .num_candidates = static_cast<int32_t>(query.num_candidates),
@@ -77,7 +64,7 @@ struct Selector {
   std::string_view op;
   const char* dims;  // the operator's remaining sizes, in order
   std::size_t num_dims;
-  std::string (*select)(const Query&);
+  std::string (*select)(const KernelQuery&);
 };
 
 constexpr std::array kCpuSelectors{
@@ -88,43 +75,20 @@ constexpr std::array kCpuSelectors{
     Selector{"target_attention", "[Q, S, H, H_kv, D]", 5, select_target_attention},
 };
 
-#ifdef IKBO_WITH_CUDA
-// On the current device, for contiguous tensors.
-std::string select_linear_cuda(const Query& query) {
-  if (query.dtype == "float64") {
-    return "composite";
-  }
-  const LinearParams params{
-      .num_users = static_cast<int32_t>(query.num_users),
-      .num_candidates = static_cast<int32_t>(query.num_candidates),
-      .m = static_cast<int32_t>(query.dims[0]),
-      .k_user = static_cast<int32_t>(query.dims[1]),
-      .k_cand = static_cast<int32_t>(query.dims[2]),
-      .dtype = query.is_16_bit() ? DType::kFloat16 : DType::kFloat32,
-      .stride_x_user_u = query.dims[1],
-      .stride_x_cand_b = query.dims[2],
-      .stride_w_user_m = query.dims[1],
-      .stride_w_cand_m = query.dims[2],
-  };
-  const auto device = torch::stable::accelerator::getCurrentDeviceIndex();
-  return to_string(select_linear_config(params, query_device_limits(device)));
-}
-#endif
-
-// Devices without kernels of ours all run the composite.
+// Devices without kernels of ours all run the composite. kernel_query.h says what `layout` is.
 std::string select_kernel(const std::string& op, const std::string& device,
                           const std::string& dtype, int64_t num_users, int64_t num_candidates,
-                          const std::vector<int64_t>& dims) {
+                          const std::vector<int64_t>& dims, const std::vector<int64_t>& layout) {
   for (const Selector& selector : kCpuSelectors) {
     if (selector.op != op) {
       continue;
     }
     STD_TORCH_CHECK(dims.size() == selector.num_dims, "ikbo::_select_kernel: dims of ", op,
                     " must be ", selector.dims, "; got ", dims.size(), " values");
-    const Query query{dtype, num_users, num_candidates, dims};
+    const KernelQuery query{dtype, num_users, num_candidates, dims, layout};
 #ifdef IKBO_WITH_CUDA
-    if (device == "cuda" && op == "linear") {
-      return select_linear_cuda(query);
+    if (device == "cuda") {
+      return select_cuda_kernel(op, query);
     }
 #endif
     return device == "cpu" ? selector.select(query) : "composite";
@@ -137,7 +101,7 @@ std::string select_kernel(const std::string& op, const std::string& device,
 STABLE_TORCH_LIBRARY(ikbo, m) {
   m.def(
       "_select_kernel(str op, str device, str dtype, int num_users, int num_candidates, "
-      "int[] dims) -> str");
+      "int[] dims, int[] layout=[]) -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CompositeExplicitAutograd, m) {

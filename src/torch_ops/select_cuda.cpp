@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which CUDA kernel an operator takes, by the operators' own choices, without tensors.
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+
+#include <array>
+#include <cstddef>
+#include <initializer_list>
+
+#include "ikbo/expand.h"
+#include "ikbo/lce.h"
+#include "ikbo/linear.h"
+#include "torch_ops/kernel_query.h"
+#include "torch_ops/packed_weight.h"
+
+namespace ikbo::ops {
+namespace {
+
+constexpr const char* kComposite = "composite";
+
+DType dtype_of(const KernelQuery& query) {
+  if (query.dtype == "float16") return DType::kFloat16;
+  if (query.dtype == "bfloat16") return DType::kBFloat16;
+  return query.dtype == "float64" ? DType::kFloat64 : DType::kFloat32;
+}
+
+DeviceLimits current_limits() {
+  return query_device_limits(torch::stable::accelerator::getCurrentDeviceIndex());
+}
+
+struct Operand {
+  const void* data = nullptr;  // its distance from an aligned address; never read
+  std::array<int64_t, 3> strides{};
+  bool is_packed = false;
+};
+
+// Reads the layout of a query operand by operand.
+class LayoutReader {
+ public:
+  LayoutReader(const char* op, const KernelQuery& query) : op_(op), query_(query) {}
+
+  bool is_at_end() const { return position_ == query_.layout.size(); }
+
+  int64_t next() {
+    STD_TORCH_CHECK(!is_at_end(), "ikbo::_select_kernel: layout of ", op_,
+                    " must have a number more for each offset and stride; got ",
+                    query_.layout.size(), " values");
+    return query_.layout[position_++];
+  }
+
+  Operand operand(std::initializer_list<int64_t> contiguous_strides) {
+    Operand operand;
+    std::size_t d = 0;
+    if (query_.layout.empty()) {
+      for (const int64_t stride : contiguous_strides) operand.strides[d++] = stride;
+      return operand;
+    }
+    const auto offset = static_cast<std::uintptr_t>(next()) * size_of(dtype_of(query_));
+    operand.data = reinterpret_cast<const void*>(offset);
+    while (d < contiguous_strides.size()) operand.strides[d++] = next();
+    return operand;
+  }
+
+  // w_cand [M, k], which may be packed.
+  Operand weight(int64_t m, int64_t k) {
+    Operand operand = this->operand({k, 1});
+    if (operand.strides[0] < 0) {
+      const PackedFormat format{.device = PackedDevice::kCuda,
+                                .dtype = query_.is_16_bit() ? ScalarType::Half : ScalarType::Float,
+                                .m = m,
+                                .k_cand = {k}};
+      operand.strides = {format.row_stride(), 1};
+      operand.is_packed = true;
+    }
+    return operand;
+  }
+
+ private:
+  const char* op_;
+  const KernelQuery& query_;
+  std::size_t position_ = 0;
+};
+
+std::string select_expand(const KernelQuery& query) {
+  const auto row_bytes = query.dims[0] * static_cast<int64_t>(size_of(dtype_of(query)));
+  return to_string(
+      select_expand_config({.num_users = static_cast<int32_t>(query.num_users),
+                            .num_candidates = static_cast<int32_t>(query.num_candidates),
+                            .row_bytes = row_bytes,
+                            .user_stride = row_bytes}));
+}
+
+std::string select_linear(const KernelQuery& query) {
+  if (query.dtype == "float64") return kComposite;
+  const int64_t m = query.dims[0];
+  const int64_t k_user = query.dims[1];
+  const int64_t k_cand = query.dims[2];
+  LayoutReader layout("linear", query);
+  const Operand x_user = layout.operand({k_user, 1});
+  const Operand x_cand = layout.operand({k_cand, 1});
+  const Operand w_user = layout.operand({k_user, 1});
+  const Operand w_cand = layout.weight(m, k_cand);
+  const LinearParams params{.num_users = static_cast<int32_t>(query.num_users),
+                            .num_candidates = static_cast<int32_t>(query.num_candidates),
+                            .m = static_cast<int32_t>(m),
+                            .k_user = static_cast<int32_t>(k_user),
+                            .k_cand = static_cast<int32_t>(k_cand),
+                            .dtype = dtype_of(query),
+                            .x_user = x_user.data,
+                            .x_cand = x_cand.data,
+                            .w_user = w_user.data,
+                            .w_cand = w_cand.data,
+                            .stride_x_user_u = x_user.strides[0],
+                            .stride_x_user_k = x_user.strides[1],
+                            .stride_x_cand_b = x_cand.strides[0],
+                            .stride_x_cand_k = x_cand.strides[1],
+                            .stride_w_user_m = w_user.strides[0],
+                            .stride_w_user_k = w_user.strides[1],
+                            .stride_w_cand_m = w_cand.strides[0],
+                            .stride_w_cand_k = w_cand.strides[1]};
+  return to_string(select_linear_config(params, current_limits()));
+}
+
+// The candidate tensors of a query, in order.
+std::vector<LcePart> read_parts(LayoutReader& layout, int64_t n, int64_t k_cand) {
+  std::vector<LcePart> parts;
+  do {
+    const int64_t k = layout.is_at_end() ? k_cand : layout.next();
+    const Operand e = layout.operand({k_cand * n, n, 1});
+    parts.push_back({.e = e.data,
+                     .k = static_cast<int32_t>(k),
+                     .stride_b = e.strides[0],
+                     .stride_k = e.strides[1],
+                     .stride_n = e.strides[2]});
+  } while (!layout.is_at_end());
+  return parts;
+}
+
+std::string select_lce(const KernelQuery& query) {
+  if (query.dtype == "float64") return kComposite;
+  const int64_t m = query.dims[0];
+  const int64_t n = query.dims[1];
+  const int64_t k_user = query.dims[2];
+  const int64_t k_cand = query.dims[3];
+  LayoutReader layout("lce", query);
+  const Operand e_user = layout.operand({k_user * n, n, 1});
+  const Operand w_user = layout.operand({k_user, 1});
+  const Operand w_cand = layout.weight(m, k_cand);
+  const std::vector<LcePart> parts = read_parts(layout, n, k_cand);
+  LceParams params{.num_users = static_cast<int32_t>(query.num_users),
+                   .num_candidates = static_cast<int32_t>(query.num_candidates),
+                   .m = static_cast<int32_t>(m),
+                   .n = static_cast<int32_t>(n),
+                   .k_user = static_cast<int32_t>(k_user),
+                   .k_cand = static_cast<int32_t>(k_cand),
+                   .dtype = dtype_of(query),
+                   .e_user = e_user.data,
+                   .e_cand = parts.front().e,
+                   .w_user = w_user.data,
+                   .w_cand = w_cand.data,
+                   .stride_e_user_u = e_user.strides[0],
+                   .stride_e_user_k = e_user.strides[1],
+                   .stride_e_user_n = e_user.strides[2],
+                   .stride_e_cand_b = parts.front().stride_b,
+                   .stride_e_cand_k = parts.front().stride_k,
+                   .stride_e_cand_n = parts.front().stride_n,
+                   .stride_w_user_m = w_user.strides[0],
+                   .stride_w_user_k = w_user.strides[1],
+                   .stride_w_cand_m = w_cand.strides[0],
+                   .stride_w_cand_k = w_cand.strides[1]};
+  if (parts.size() > 1) {
+    params.cand_parts = parts.data();
+    params.num_cand_parts = static_cast<int32_t>(parts.size());
+  }
+  const DeviceLimits limits = current_limits();
+  if (w_cand.is_packed && select_lce_pack_config(params.m, params.dtype, limits).tile_m > 0) {
+    params.w_cand_packed = &params;  // some address: only its presence counts
+  }
+  const LceConfig config = select_lce_config(params, limits);
+  return parts.size() > 1 && config.kernel != LceKernel::kSm90 ? kComposite : to_string(config);
+}
+
+}  // namespace
+
+std::string select_cuda_kernel(const std::string& op, const KernelQuery& query) {
+  if (op == "expand") return select_expand(query);
+  if (op == "linear") return select_linear(query);
+  return op == "lce" ? select_lce(query) : kComposite;
+}
+
+}  // namespace ikbo::ops

@@ -3,7 +3,8 @@
 # The tests of the CUDA kernels, on a machine with an H100 or H200 and compute-sanitizer. Needs a
 # python3 with PyTorch and pytest, and either nvcc, CMake, ninja and GoogleTest, or a build folder
 # without CMakeCache.txt that holds what was built elsewhere: bin/*_test, bin/lce_example,
-# lib/libikbo_ops.so. No network.
+# lib/libikbo_ops.so. No network. Packages are replayed in C++ where libzip, simdjson and CLI11 are
+# installed, or the folder holds bin/ikbo-replay and, in lib, what it links besides PyTorch.
 # usage: tools/test_gpu.sh [BUILD_FOLDER]     build/sm90 when none is named
 # IKBO_OPS_LIBRARY=... names another operator library for the Python tests; LOGS=... keeps the logs.
 set -euo pipefail
@@ -32,6 +33,16 @@ build() {
     -DCMAKE_PREFIX_PATH="$PWD/$BUILD/installed"
   cmake --build "$BUILD/example"
   cp "$BUILD/example/lce_example" "$BUILD/bin/"
+  build_replay
+}
+
+# ikbo-replay, which is built without CUDA. The tests that need it are skipped where it is not.
+build_replay() {
+  pkg-config --exists libzip simdjson CLI11 2>/dev/null || return 0
+  cmake --preset cpu -B "$BUILD/replay" --log-level=NOTICE -DIKBO_BUILD_OPS=OFF \
+    -DIKBO_BUILD_TESTS=OFF -DPython3_EXECUTABLE="$(command -v $PYTHON)"
+  cmake --build "$BUILD/replay" --target ikbo-replay
+  cp "$BUILD/replay/bin/ikbo-replay" "$BUILD/bin/"
 }
 
 # start NAME COMMAND...: runs it beside the others, output to LOGS/NAME.
@@ -51,11 +62,16 @@ SECONDS=0
 build
 export IKBO_OPS_LIBRARY=${IKBO_OPS_LIBRARY:-$PWD/$BUILD/lib/libikbo_ops.so}
 export PYTHONPATH=$PWD/python
+export IKBO_REPLAY=${IKBO_REPLAY:-$PWD/$BUILD/bin/ikbo-replay}
+# For an ikbo-replay that was built elsewhere; one from here knows where its libraries are.
+TORCH=$($PYTHON -c "import importlib.util as u; print(u.find_spec('torch').origin)")
+export LD_LIBRARY_PATH=$PWD/$BUILD/lib:${TORCH%/*}/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 printf '\n== GPU tests (logs in %s)\n' "$LOGS"
 pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
 pytest python-operators tests/ops/test_*cuda*.py tests/ops/test_composite.py::test_on_cuda
-pytest python-packages tests/e2e -k on_the_gpu
+pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu
+pytest replayed-package tests/e2e/test_cuda_package.py -k on_the_gpu
 for test in expand index_check lce lce_delays lce_generic linear linear_delays; do
   start "${test}_test" "$BUILD/bin/${test}_test" --gtest_brief=1
 done

@@ -27,6 +27,9 @@ MANIFEST_ENTRY = "extra/ikbo/manifest.json"
 USER, CANDIDATE, INDEX = "user", "candidate", "index"
 ROLES = (USER, CANDIDATE, INDEX)
 
+# In a kernel's place: the operator runs as a sequence of PyTorch's own.
+COMPOSITE = "composite"
+
 DTYPE_NAMES = {
     torch.bool: "bool",
     torch.uint8: "uint8",
@@ -54,6 +57,10 @@ class TensorSpec:
     role: str
     values: ValueRange | None = None
 
+    def layout(self) -> str:
+        """What compiled code depends on: "float32 [-1, 3]"."""
+        return f"{self.dtype} {list(self.shape)}"
+
     def document(self) -> dict[str, Any]:
         fields = {"name": self.name, "dtype": self.dtype, "shape": self.shape, "role": self.role}
         return fields if self.values is None else {**fields, "values": self.values._asdict()}
@@ -69,7 +76,7 @@ class OpSchema:
 
 @dataclass(frozen=True)
 class KernelRun:
-    """The kernel that an operator call of a replay case must choose."""
+    """The kernel that an operator call chooses, or `COMPOSITE`."""
 
     op: str
     kernel: str
@@ -80,7 +87,8 @@ class ReplayCase:
     """Stored inputs and expected outputs. `inputs` and `outputs` are entry names below
     `EXTRA_ROOT`.
 
-    An output passes when |actual - expected| <= atol + rtol * |expected|.
+    An output passes when |actual - expected| <= atol + rtol * |expected|. `kernels` are the
+    launches that a run must make; an operator that runs as a composite makes none.
     """
 
     id: str
@@ -95,7 +103,11 @@ class ReplayCase:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a package says of itself. `max_users` 0: it has no user inputs and no index."""
+    """What a package says of itself. `max_users` 0: it has no user inputs and no index.
+
+    `compute_capability` is that of the GPU that the package was compiled for, 90 for 9.0; None on
+    the CPU.
+    """
 
     model_name: str
     model_version: str
@@ -108,6 +120,7 @@ class Manifest:
     ops: tuple[OpSchema, ...] = ()
     replay: tuple[ReplayCase, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
+    compute_capability: int | None = None
 
     @property
     def ops_sha256(self) -> str:
@@ -121,6 +134,7 @@ class Manifest:
             "model": {"name": self.model_name, "version": self.model_version},
             "torch_version": self.torch_version,
             "device": self.device,
+            **({"compute_capability": self.compute_capability} if self.compute_capability else {}),
             "inputs": [spec.document() for spec in self.inputs],
             "outputs": [spec.document() for spec in self.outputs],
             "max_users": self.max_users,
@@ -154,6 +168,7 @@ class Manifest:
             ops=tuple(OpSchema(**op) for op in document["ops"]),
             replay=tuple(_replay_case(case) for case in document["replay"]),
             spec=document["spec"],
+            compute_capability=document.get("compute_capability"),
         )
         if document["ops_sha256"] != manifest.ops_sha256:
             raise ValueError(

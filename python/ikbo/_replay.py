@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ikbo._kernels import kernels_at
-from ikbo._manifest import ReplayCase
+from ikbo._manifest import COMPOSITE, ReplayCase
 from ikbo._served import ServedModel
 
 
@@ -48,7 +48,7 @@ def make_cases(
                 outputs=tuple(f"replay/{name}/output_{i}.bin" for i in range(len(expected))),
                 atol=atol,
                 rtol=rtol,
-                kernels=kernels_at(program, inputs),
+                kernels=tuple(r for r in kernels_at(program, inputs) if r.kernel != COMPOSITE),
             ),
             inputs,
             expected,

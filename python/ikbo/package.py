@@ -50,7 +50,8 @@ def package(
     """Compiles a module ahead of time into a package for `ikbo-server` and `ikbo-replay`.
 
     The package has two batches: U users, 1..max_users, and B candidates, 1..max_candidates. Its
-    device is that of the example inputs. It is compiled, run on the replay cases and compared with
+    device is that of the example inputs; on a GPU the code is for that GPU's compute capability
+    alone. It is compiled, run on the replay cases and compared with
     the eager module before `path` appears; on any failure `path` is left as it was.
 
     Args:
@@ -105,6 +106,7 @@ def package(
         model_version=version,
         torch_version=torch.__version__,
         device=served.device.type,
+        compute_capability=_compute_capability(served.device),
         inputs=_input_specs(served, exported, ranges),
         outputs=_output_specs(served, program),
         max_users=served.max_users,
@@ -114,6 +116,11 @@ def package(
         spec=served.spec,
     )
     options = {**_inductor.compile_options(served.device.type), **(inductor_options or {})}
+    # What the runtime holds the manifest against.
+    options["aot_inductor.metadata"] = {
+        **options.get("aot_inductor.metadata", {}),
+        "ikbo.inputs": "\n".join(spec.layout() for spec in manifest.inputs),
+    }
     _write(target, manifest, exported, cases, options, report)
     return manifest
 
@@ -125,6 +132,14 @@ def check_name(argument: str, value: Any) -> None:
             f"ikbo.package: {argument} must be letters, digits, '.', '_' or '-', but not '.' or "
             f"'..'; got {value!r}"
         )
+
+
+def _compute_capability(device: torch.device) -> int | None:
+    """90 for 9.0; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def _check_target(path: str | os.PathLike[str]) -> Path:

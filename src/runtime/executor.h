@@ -17,6 +17,9 @@ class Executor {
   // aligned to its element. Called by up to ModelOptions::num_sessions threads at once. Outputs are
   // in the manifest's order and own their storage. Throws ikbo::Error.
   virtual std::vector<Tensor> run(const RunInputs& inputs) = 0;
+  // The same loaded model for one session alone, where a session has something of its own (a
+  // stream, say); null where all sessions run on this executor.
+  virtual std::shared_ptr<Executor> for_session() { return nullptr; }
 };
 
 // The executor of this build for a package.

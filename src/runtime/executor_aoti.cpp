@@ -1,24 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs an AOTInductor package on the CPU. The one file of the runtime with PyTorch's C++ headers.
+// Runs an AOTInductor package, on the CPU or on a GPU. It and registered_ops.cpp are the files of
+// the runtime with PyTorch's C++ headers; neither CUDA's headers nor its libraries are needed to
+// build.
 //
 // Threads: the loader holds `num_sessions` instances of the compiled model and hands one to each
 // run; constructing a loader is not thread-safe in PyTorch, hence the process-wide mutex.
+//
+// A run on a GPU, all of it on the session's stream, which the host waits for once, at the end:
+//
+//   inputs -> one pinned block -> one block of the GPU -> compiled code -> pinned outputs
+//
+// PyTorch's caching allocators hold every block back until the stream is done with it, also where
+// a run fails half-way.
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/headeronly/version.h>
 
+#include <cstring>
 #include <exception>
 #include <mutex>
-#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "ikbo/error.h"
+#include "runtime/compiled_code.h"
+#include "runtime/cuda_device.h"
 #include "runtime/executor.h"
-#include "runtime/ops_library.h"
+#include "runtime/package_ops.h"
 
 namespace ikbo::runtime {
 namespace {
@@ -70,40 +85,24 @@ std::string_view minor_version(std::string_view version) {
 
 void check_platform(const Package& package) {
   const Manifest& manifest = package.manifest();
-  IKBO_CHECK(manifest.device == "cpu", package.path(), ": was compiled for device ",
-             manifest.device, "; this runtime runs cpu packages: package the model for the cpu");
   IKBO_CHECK(minor_version(manifest.torch_version) == minor_version(TORCH_VERSION), package.path(),
              ": was compiled by torch ", manifest.torch_version,
              "; this runtime is built with torch ", TORCH_VERSION,
              ": package the model again with that version");
 }
 
-void check_op(const Package& package, const OpSchema& op, const std::string& ops_library) {
-  const std::size_t dot = op.name.find('.');
-  const c10::OperatorName name(op.name.substr(0, dot),
-                               dot == std::string::npos ? "" : op.name.substr(dot + 1));
-  const std::optional<c10::OperatorHandle> handle = c10::Dispatcher::singleton().findSchema(name);
-  IKBO_CHECK(handle.has_value(), package.path(), ": calls ", op.name, ", which operator library ",
-             ops_library,
-             " does not have; use the library of the ikbo "
-             "version that wrote the package, or package the model again");
-  const std::string schema = c10::toString(handle->schema());
-  IKBO_CHECK(schema == op.schema, package.path(), ": was compiled against ", op.schema,
-             "; operator library ", ops_library, " has ", schema,
-             ": use the library of the ikbo version that wrote the package, or package the model "
-             "again");
-}
+// The GPU that packages run on: the first that the process sees.
+c10::Device gpu() { return {c10::DeviceType::CUDA, 0}; }
 
-void check_ops(const Package& package, const std::string& ops_library) {
-  if (package.manifest().ops.empty()) {
-    return;
-  }
-  IKBO_CHECK(!ops_library.empty(), package.path(), ": calls ", package.manifest().ops[0].name,
-             "; an operator library (libikbo_ops.so) must be given; got none");
-  load_ops_library(ops_library);
-  for (const OpSchema& op : package.manifest().ops) {
-    check_op(package, op, ops_library);
-  }
+void start_gpu(const Package& package) {
+  check_compute_capability(package.path(), package.manifest(),
+                           first_gpu_capability(package.path()));
+  load_torch_cuda(package.path());
+  // NOTE: PyTorch looks for its CUDA library once, when something first asks for it.
+  IKBO_CHECK(at::Context::hasCUDA(), package.path(), ": was compiled for device cuda; PyTorch in ",
+             "this process has settled for the CPU: load packages for CUDA first");
+  guarded(package.path() + ": the GPU cannot be used",
+          [] { at::globalContext().lazyInitDevice(c10::DeviceType::CUDA); });
 }
 
 using Loader = torch::inductor::AOTIModelPackageLoader;
@@ -111,11 +110,50 @@ using Loader = torch::inductor::AOTIModelPackageLoader;
 std::unique_ptr<Loader> load_package(const Package& package, int num_sessions) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
+  const bool is_on_gpu = package.manifest().device == "cuda";
   return guarded(package.path() + ": cannot be loaded", [&] {
     return std::make_unique<Loader>(package.path(), "model", /*run_single_threaded=*/false,
-                                    static_cast<std::size_t>(num_sessions));
+                                    static_cast<std::size_t>(num_sessions),
+                                    is_on_gpu ? gpu().index() : c10::DeviceIndex{-1});
   });
 }
+
+// A loaded package, shared by the executors of all sessions.
+class CompiledModel {
+ public:
+  CompiledModel(const Package& package, int num_sessions)
+      : manifest_(package.manifest()), loader_(load_package(package, num_sessions)) {}
+
+  // Runs `call` with the loader. It returns the outputs, dense and in host memory.
+  template <typename Call>
+  std::vector<Tensor> run(const Call& call) const {
+    const std::vector<at::Tensor> results = guarded(
+        "model " + manifest_.model_name + ": the compiled code failed (its log has the cause)",
+        [&] { return call(*loader_); });
+    IKBO_CHECK(results.size() == manifest_.outputs.size(), "model ", manifest_.model_name,
+               ": the compiled code must return ", manifest_.outputs.size(), " outputs; got ",
+               results.size());
+    std::vector<Tensor> outputs;
+    outputs.reserve(results.size());
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      outputs.push_back(to_tensor(results[i], manifest_.outputs[i]));
+    }
+    return outputs;
+  }
+
+ private:
+  Tensor to_tensor(const at::Tensor& result, const TensorSpec& spec) const {
+    IKBO_CHECK(result.scalar_type() == to_torch(spec.dtype), "model ", manifest_.model_name,
+               ": output ", spec.name, " must be ", name_of(spec.dtype),
+               " as the manifest says; the compiled code returned ",
+               c10::toString(result.scalar_type()));
+    return {spec.dtype, result.sizes().vec(), std::make_shared<at::Tensor>(result),
+            result.const_data_ptr(), result.nbytes()};
+  }
+
+  Manifest manifest_;
+  std::unique_ptr<Loader> loader_;
+};
 
 std::vector<at::Tensor> wrap(const RunInputs& inputs) {
   std::vector<at::Tensor> tensors;
@@ -148,52 +186,105 @@ std::vector<at::Tensor> own(std::vector<at::Tensor> results, const RunInputs& in
   return results;
 }
 
-class AotiExecutor final : public Executor {
+class CpuExecutor final : public Executor {
  public:
-  AotiExecutor(const Package& package, int num_sessions)
-      : manifest_(package.manifest()), loader_(load_package(package, num_sessions)) {}
+  CpuExecutor(const Package& package, int num_sessions) : model_(package, num_sessions) {}
 
   std::vector<Tensor> run(const RunInputs& inputs) override {
     // Gives a thread that is new to PyTorch the process's intra-op thread count.
     at::internal::lazy_init_num_threads();
     const c10::InferenceMode inference_mode;
-    const std::vector<at::Tensor> results = guarded(
-        "model " + manifest_.model_name + ": the compiled code failed (its log has the cause)",
-        [&] { return own(loader_->boxed_run(wrap(inputs)), inputs); });
-    IKBO_CHECK(results.size() == manifest_.outputs.size(), "model ", manifest_.model_name,
-               ": the compiled code must return ", manifest_.outputs.size(), " outputs; got ",
-               results.size());
-    std::vector<Tensor> outputs;
-    outputs.reserve(results.size());
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      outputs.push_back(to_tensor(results[i], manifest_.outputs[i]));
-    }
-    return outputs;
+    return model_.run([&](Loader& loader) { return own(loader.boxed_run(wrap(inputs)), inputs); });
   }
 
  private:
-  Tensor to_tensor(const at::Tensor& result, const TensorSpec& spec) const {
-    IKBO_CHECK(result.scalar_type() == to_torch(spec.dtype), "model ", manifest_.model_name,
-               ": output ", spec.name, " must be ", name_of(spec.dtype),
-               " as the manifest says; the compiled code returned ",
-               c10::toString(result.scalar_type()));
-    return {spec.dtype, result.sizes().vec(), std::make_shared<at::Tensor>(result),
-            result.const_data_ptr(), result.nbytes()};
+  CompiledModel model_;
+};
+
+// The inputs, copied to the GPU in one piece.
+std::vector<at::Tensor> to_gpu(const RunInputs& inputs) {
+  constexpr std::size_t kAlignment = 256;  // what compiled code may take an input's address for
+  std::vector<std::size_t> offsets;
+  std::size_t total = 0;
+  for (const TensorView& view : inputs.tensors) {
+    offsets.push_back(total);
+    total += (view.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  const at::TensorOptions bytes(at::kByte);
+  const auto size = static_cast<std::int64_t>(total);
+  const at::Tensor pinned = at::empty({size}, bytes.pinned_memory(true));
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    if (inputs.tensors[i].bytes > 0) {
+      std::memcpy(pinned.mutable_data_ptr<std::uint8_t>() + offsets[i], inputs.tensors[i].data,
+                  inputs.tensors[i].bytes);
+    }
+  }
+  const at::Tensor block = at::empty({size}, bytes.device(gpu()));
+  block.copy_(pinned, /*non_blocking=*/true);
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    const TensorView& view = inputs.tensors[i];
+    tensors.push_back(
+        block
+            .narrow(0, static_cast<std::int64_t>(offsets[i]), static_cast<std::int64_t>(view.bytes))
+            .view(to_torch(view.dtype))
+            .view(view.shape));
+  }
+  return tensors;
+}
+
+// Starts to copy results to the host.
+std::vector<at::Tensor> to_host(std::vector<at::Tensor> results) {
+  for (at::Tensor& result : results) {
+    const at::Tensor dense = result.contiguous();
+    result = at::empty_like(dense, dense.options().device(at::kCPU).pinned_memory(true));
+    result.copy_(dense, /*non_blocking=*/true);
+  }
+  return results;
+}
+
+class GpuExecutor final : public Executor {
+ public:
+  explicit GpuExecutor(std::shared_ptr<const CompiledModel> model)
+      : model_(std::move(model)),
+        stream_(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStreamFromGlobalPool(gpu())) {
   }
 
-  Manifest manifest_;
-  std::unique_ptr<Loader> loader_;
+  std::shared_ptr<Executor> for_session() override { return std::make_shared<GpuExecutor>(model_); }
+
+  std::vector<Tensor> run(const RunInputs& inputs) override {
+    const c10::InferenceMode inference_mode;
+    const c10::StreamGuard on_stream(stream_);
+    return model_->run([&](Loader& loader) {
+      std::vector<at::Tensor> outputs = to_host(loader.boxed_run(to_gpu(inputs)));
+      stream_.synchronize();
+      return outputs;
+    });
+  }
+
+ private:
+  std::shared_ptr<const CompiledModel> model_;
+  c10::Stream stream_;
 };
 
 }  // namespace
 
 std::shared_ptr<Executor> load_executor(const Package& package, const ModelOptions& options) {
+  const bool is_on_gpu = package.manifest().device == "cuda";
   check_platform(package);
+  if (is_on_gpu) {
+    start_gpu(package);
+  }
   check_ops(package, options.ops_library);
+  check_compiled_code(package.archive(), package.manifest());
   if (options.threads_per_run > 0) {
     at::set_num_threads(options.threads_per_run);
   }
-  return std::make_shared<AotiExecutor>(package, options.num_sessions);
+  if (is_on_gpu) {
+    return std::make_shared<GpuExecutor>(
+        std::make_shared<CompiledModel>(package, options.num_sessions));
+  }
+  return std::make_shared<CpuExecutor>(package, options.num_sessions);
 }
 
 }  // namespace ikbo::runtime

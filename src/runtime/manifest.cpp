@@ -169,6 +169,20 @@ std::vector<ReplayCase> parse_replay(const JsonField& field, const Manifest& man
   return cases;
 }
 
+// The device and, of a GPU, the one architecture that the code was compiled for.
+void parse_device(const JsonField& document, Manifest& manifest) {
+  const JsonField device = document.at("device");
+  manifest.device = device.text();
+  device.require(manifest.device == "cpu" || manifest.device == "cuda", "cpu or cuda");
+  if (manifest.device == "cuda") {
+    constexpr int kMaxCapability = 999;
+    manifest.compute_capability =
+        static_cast<int>(document.at("compute_capability").integer(10, kMaxCapability));
+  } else if (const std::optional<JsonField> field = document.find("compute_capability")) {
+    field->require(false, "absent, since device is cpu");
+  }
+}
+
 // What names a model in a server's paths.
 std::string parse_name(const JsonField& field) {
   std::string name = field.text();
@@ -185,9 +199,7 @@ Manifest parse_document(const JsonField& document) {
   manifest.model_name = parse_name(document.at("model").at("name"));
   manifest.model_version = parse_name(document.at("model").at("version"));
   manifest.torch_version = document.at("torch_version").text();
-  manifest.device = document.at("device").text();
-  document.at("device").require(manifest.device == "cpu" || manifest.device == "cuda",
-                                "cpu or cuda");
+  parse_device(document, manifest);
   manifest.max_users = document.at("max_users").integer(0, kMaxRows);
   manifest.max_candidates = document.at("max_candidates").integer(1, kMaxRows);
   manifest.inputs = parse_tensors(document.at("inputs"), manifest);

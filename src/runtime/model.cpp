@@ -112,17 +112,22 @@ std::shared_ptr<const Model> Model::with_executor(Manifest manifest,
   return std::shared_ptr<const Model>(new Model(std::move(manifest), std::move(executor)));
 }
 
-Session::Session(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
+Session::Session(std::shared_ptr<const Model> model)
+    : model_(std::move(model)), executor_(model_->executor_->for_session()) {
+  if (executor_ == nullptr) {
+    executor_ = model_->executor_;
+  }
+}
 
 std::vector<Tensor> Session::run(const RunInputs& inputs) {
   const Manifest& manifest = model_->manifest_;
   check_inputs(manifest, inputs.num_users, inputs.num_candidates, inputs.tensors,
                AbsentIndex::kRefused);
   if (inputs.num_candidates == 0) {
-    return run_without_candidates(manifest, *model_->executor_, inputs);
+    return run_without_candidates(manifest, *executor_, inputs);
   }
   std::vector<Tensor> copies;
-  std::vector<Tensor> outputs = model_->executor_->run(aligned(inputs, copies));
+  std::vector<Tensor> outputs = executor_->run(aligned(inputs, copies));
   check_outputs(manifest, inputs, outputs);
   return outputs;
 }

@@ -141,6 +141,57 @@ def hand_written(broadcast: Callable[[Tensor, Tensor], Tensor]) -> Recipe:
     return Recipe(HandWritten(broadcast).eval(), inputs, roles, 8, 512)
 
 
+class SplitRanker(nn.Module):
+    """Written with `ikbo.nn` in fp16, so that a GPU has kernels for what crosses the boundary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        half = {"dtype": torch.float16}
+        self.deep = ikbo.nn.Linear(WIDTH, WIDTH, 64, activation="relu", **half)
+        self.fields = ikbo.nn.LinearCompression(6, 5, 16, **half)
+        self.attention = ikbo.nn.TargetAttention(WIDTH, HEADS, **half)
+        self.boundary = ikbo.nn.Expand()
+        # Rows of users and columns of candidates begin at odd addresses.
+        self.odd = ikbo.nn.Linear(WIDTH - 1, WIDTH, 24, **half)
+        self.packed = ikbo.nn.Linear(WIDTH, WIDTH, 24, **half)
+        self.packed_fields = ikbo.nn.LinearCompression(6, 5, 8, **half)
+
+    def forward(
+        self, user: Tensor, events: Tensor, user_fields: Tensor, item: Tensor, item_fields: Tensor,
+        cand_to_user: Tensor,
+    ) -> dict[str, Tensor]:  # fmt: skip
+        gate = self.boundary(torch.tanh(user), cand_to_user)
+        seen = self.attention(item, events, cand_to_user)
+        parts = [item_fields[:, :2], item_fields[:, 2:]]
+        return {
+            "deep": self.deep(user, item, cand_to_user),
+            "odd": self.odd(user[:, 1:], item, cand_to_user),
+            "packed": self.packed(user, item * gate, cand_to_user),
+            "fields": self.fields(user_fields, item_fields, cand_to_user),
+            "packed_fields": self.packed_fields(user_fields, parts, cand_to_user),
+            "seen": seen,
+        }
+
+
+def split_ranker(device: str) -> Recipe:
+    torch.manual_seed(5)
+    module = SplitRanker().eval().requires_grad_(False).to(device)
+    module.packed.prepack()
+    module.packed_fields.prepack([2, 3])
+    half = {"dtype": torch.float16, "device": device}
+    inputs = {
+        "user": torch.randn(ROWS, WIDTH, **half),
+        "events": torch.randn(ROWS, HISTORY, WIDTH, **half),
+        "user_fields": torch.randn(ROWS, 6, 16, **half),
+        "item": torch.randn(ROWS, WIDTH, **half),
+        "item_fields": torch.randn(ROWS, 5, 16, **half),
+        "cand_to_user": torch.zeros(ROWS, dtype=torch.int32, device=device),
+    }
+    users = dict.fromkeys(["user", "events", "user_fields"], "user")
+    candidates = dict.fromkeys(["item", "item_fields"], "candidate")
+    return Recipe(module, inputs, users | candidates | {"cand_to_user": "index"}, 16, 2048)
+
+
 def build() -> tuple[nn.Module, dict[str, Tensor]]:
     """The factory that the command line tests name."""
     return history_ranker()

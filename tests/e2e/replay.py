@@ -17,9 +17,13 @@ from ikbo._manifest import read_manifest, read_replay
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+def replay_path() -> Path:
+    """Where the binary under test should be: IKBO_REPLAY, else that of the `cpu` preset."""
+    return Path(os.environ.get("IKBO_REPLAY", REPOSITORY / "build/cpu/bin/ikbo-replay"))
+
+
 def replay_binary() -> Path:
-    """The binary under test: IKBO_REPLAY, else that of the `cpu` preset."""
-    path = Path(os.environ.get("IKBO_REPLAY", REPOSITORY / "build/cpu/bin/ikbo-replay"))
+    path = replay_path()
     assert path.is_file(), f"{path} must exist; build it with `make build` or set IKBO_REPLAY"
     return path
 

@@ -42,6 +42,13 @@ def test_json_round_trip() -> None:
     assert Manifest.from_json(MANIFEST.to_json()) == MANIFEST
 
 
+def test_compute_capability_is_for_gpus_alone() -> None:
+    on_gpu = replace(MANIFEST, device="cuda", compute_capability=90)
+    assert Manifest.from_json(on_gpu.to_json()) == on_gpu
+    assert json.loads(on_gpu.to_json())["compute_capability"] == 90
+    assert "compute_capability" not in json.loads(MANIFEST.to_json())
+
+
 def test_another_format_version_is_refused() -> None:
     document = json.loads(MANIFEST.to_json()) | {"format_version": 2}
     with pytest.raises(ValueError, match="format_version must be 1; got 2"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ikbo._manifest import read_manifest
 from tests.e2e.replay import replay, replay_binary
@@ -66,9 +67,21 @@ REFUSALS = [
         "was compiled by torch 2.99.0+cpu; this runtime is built with torch",
     ),
     Refusal(
-        "other_device",
-        lambda document: document.update(device="cuda"),
-        "was compiled for device cuda; this runtime runs cpu packages",
+        "other_input_shape",
+        lambda document: document["inputs"][1].update(shape=[-1, 13]),
+        "input history must be int64 [-1, 12], as the code was compiled for; the manifest says "
+        "int64 [-1, 13]",
+    ),
+    Refusal(
+        "other_input_dtype",
+        lambda document: document["inputs"][4].update(dtype="float64"),
+        "input price must be float32 [-1, 4], as the code was compiled for; the manifest says "
+        "float64 [-1, 4]",
+    ),
+    Refusal(
+        "unlisted_op",
+        lambda document: document.update(ops=[]),
+        "the code calls ikbo::target_attention, which ops of the manifest must list",
     ),
     Refusal(
         "no_cases",
@@ -86,6 +99,28 @@ def test_refuses_a_package_that_does_not_fit(
     done = replay(package)
     assert done.returncode == 2, done.stdout
     assert f"{package}: {refusal.message}" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_needs_a_gpu_for_a_package_for_one(transformed_package: Path, tmp_path: Path) -> None:
+    def move(document: dict[str, Any]) -> None:
+        document.update(device="cuda", compute_capability=90)
+
+    package = edited(transformed_package, tmp_path / "edited.pt2", move)
+    done = replay(package)
+    assert done.returncode == 2, done.stdout
+    assert f"{package}: was compiled for device cuda and needs a GPU; " in done.stderr
+
+
+def test_names_a_package_without_code(transformed_package: Path, tmp_path: Path) -> None:
+    package = tmp_path / "empty.pt2"
+    with zipfile.ZipFile(transformed_package) as source, zipfile.ZipFile(package, "w") as target:
+        for entry in source.infolist():
+            if not entry.filename.endswith(".so"):
+                target.writestr(entry.filename, source.read(entry))
+    done = replay(package)
+    assert done.returncode == 2, done.stdout
+    assert f"{package}: holds no compiled code (data/aotinductor/model/*.so)" in done.stderr
 
 
 def test_refuses_a_truncated_package(transformed_package: Path, tmp_path: Path) -> None:

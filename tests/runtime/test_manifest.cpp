@@ -55,6 +55,15 @@ TEST(Manifest, HasNoSpecWhereNoneIsGiven) {
       "");
 }
 
+TEST(Manifest, NamesTheGpuThatItIsFor) {
+  const std::string json = replaced(manifest_json(), R"("device": "cpu")",
+                                    R"("device": "cuda", "compute_capability": 90)");
+  const Manifest parsed = parse_manifest(json, "manifest");
+  EXPECT_EQ(parsed.device, "cuda");
+  EXPECT_EQ(parsed.compute_capability, 90);
+  EXPECT_EQ(manifest().compute_capability, 0);
+}
+
 TEST(Manifest, IgnoresUnknownFields) {
   EXPECT_NO_THROW(parse_manifest(
       replaced(manifest_json(), R"("device")", R"("written_by": "a newer ikbo", "device")"), "m"));
@@ -120,6 +129,17 @@ INSTANTIATE_TEST_SUITE_P(
                "torch_version is missing"},
         Broken{"device_unknown", R"("device": "cpu")", R"("device": "tpu")",
                "device must be cpu or cuda; got \"tpu\""},
+        Broken{"capability_missing", R"("device": "cpu")", R"("device": "cuda")",
+               "compute_capability is missing"},
+        Broken{"capability_text", R"("device": "cpu")",
+               R"("device": "cuda", "compute_capability": "9.0")",
+               "compute_capability must be an integer in [10, 999]; got \"9.0\""},
+        Broken{"capability_below_any", R"("device": "cpu")",
+               R"("device": "cuda", "compute_capability": 9)",
+               "compute_capability must be an integer in [10, 999]; got 9"},
+        Broken{"capability_of_a_cpu", R"("device": "cpu")",
+               R"("device": "cpu", "compute_capability": 90)",
+               "compute_capability must be absent, since device is cpu; got 90"},
         Broken{"max_users_negative", R"("max_users": 4)", R"("max_users": -4)",
                "max_users must be an integer in [0, 2147483647]; got -4"},
         Broken{"max_users_fraction", R"("max_users": 4)", R"("max_users": 4.5)",

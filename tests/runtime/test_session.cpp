@@ -60,6 +60,29 @@ TEST(Session, RunsOnTheStub) {
   EXPECT_EQ(values_of<double>(outputs[kProfile]), (std::vector<double>{16, 17, 35, 36}));
 }
 
+TEST(Session, RunsOnAnExecutorOfItsOwnWhereThereIsOne) {
+  class Streams final : public Executor {
+   public:
+    std::vector<Tensor> run(const RunInputs&) override {
+      ADD_FAILURE() << "a session's run must reach the session's executor";
+      return {};
+    }
+    std::shared_ptr<Executor> for_session() override {
+      sessions.push_back(std::make_shared<RecordingExecutor>());
+      return sessions.back();
+    }
+    std::vector<std::shared_ptr<RecordingExecutor>> sessions;
+  };
+  const auto streams = std::make_shared<Streams>();
+  const std::shared_ptr<const Model> model = Model::with_executor(manifest(), streams);
+  Session first(model);
+  Session second(model);
+  second.run(HandMade().inputs());
+  ASSERT_EQ(streams->sessions.size(), 2U);
+  EXPECT_TRUE(streams->sessions[0]->seen.empty());
+  EXPECT_EQ(streams->sessions[1]->seen.size(), 1U);
+}
+
 TEST(Session, RefusesAnAbsentIndex) {
   Session session(Model::with_executor(manifest(), make_stub_executor(manifest())));
   Request request = make_request(1, 2, 1);

@@ -71,7 +71,8 @@ struct Manifest {
   std::string model_name;
   std::string model_version;
   std::string torch_version;
-  std::string device;  // "cpu" or "cuda"
+  std::string device;          // "cpu" or "cuda"
+  int compute_capability = 0;  // of the GPU that the code was compiled for, 90 for 9.0; 0: none
   std::vector<TensorSpec> inputs;
   std::vector<TensorSpec> outputs;
   std::int64_t max_users = 0;  // 0: the package has no user tensors

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a .pt2 file to a run.
+// From a .pt2 file to a run. Tensors are in host memory, whatever device the package is for.
 //
 //   Package  opened archive, manifest checked              immutable
 //   Model    one loaded package, safe to share by threads  immutable
@@ -31,6 +31,7 @@ class Package {
 
   const std::string& path() const;
   const Manifest& manifest() const { return manifest_; }
+  const Archive& archive() const { return *archive_; }
   // Bytes of an entry beside the manifest ("replay/0/x_user.bin"); throws ikbo::Error when it is
   // absent, damaged or larger than `max_bytes`.
   std::vector<std::byte> read(const std::string& entry, std::size_t max_bytes) const;
@@ -53,7 +54,8 @@ struct ModelOptions {
 class Model {
  public:
   // Loads the operator library (once per process), checks that every operator schema of the
-  // manifest is the one registered, and loads the compiled code. Throws ikbo::Error.
+  // manifest is the one registered, and loads the compiled code; a package for CUDA onto the first
+  // GPU that the process sees. Throws ikbo::Error.
   static std::shared_ptr<const Model> load(const Package& package, const ModelOptions& options);
   // A model around any executor: how tests run without compiled code.
   static std::shared_ptr<const Model> with_executor(Manifest manifest,
@@ -87,6 +89,7 @@ class Session {
 
  private:
   std::shared_ptr<const Model> model_;
+  std::shared_ptr<Executor> executor_;
 };
 
 }  // namespace ikbo::runtime

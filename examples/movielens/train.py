@@ -16,6 +16,7 @@ from examples.movielens.model import LIKED, Ranker
 from examples.movielens.split import SplitRanker
 
 SEED = 20
+NUM_STEPS = 200
 REQUESTS_PER_STEP = 32
 NUM_NEGATIVES = 4  # unseen films a training request
 NUM_RANKED = 40  # unseen films a held-out request
@@ -55,18 +56,17 @@ def make_batch(
 
 
 def train(data: MovieLens, history: bool = True) -> Ranker:
-    """One pass over the training requests; the same seed gives the same net."""
+    """`NUM_STEPS` steps over training requests drawn without repetition; one seed, one net."""
     torch.manual_seed(SEED)
     rng = np.random.default_rng(SEED)
     net = Ranker()
     grouped = SplitRanker(net)
     requests = data.requests(held_out=False)
     order = rng.permutation(len(requests))
-    steps = len(order) // REQUESTS_PER_STEP
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=NUM_STEPS)
     started = time.monotonic()
-    for step in range(steps):
+    for step in range(NUM_STEPS):
         chosen = order[step * REQUESTS_PER_STEP : (step + 1) * REQUESTS_PER_STEP]
         batch = make_batch(data, [requests[i] for i in chosen], NUM_NEGATIVES, rng, history)
         logits = grouped(**batch.inputs)
@@ -76,9 +76,9 @@ def train(data: MovieLens, history: bool = True) -> Ranker:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if step % 40 == 0 or step == steps - 1:
+        if step % 40 == 0 or step == NUM_STEPS - 1:
             spent = time.monotonic() - started
-            print(f"  step {step + 1}/{steps}  loss {loss.item():.4f}  {spent:.0f} s", flush=True)
+            print(f"  step {step + 1}/{NUM_STEPS}  loss {loss.item():.4f}  {spent:.0f} s", flush=True)
     return net.eval()
 
 

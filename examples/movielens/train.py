@@ -78,7 +78,8 @@ def train(data: MovieLens, history: bool = True) -> Ranker:
         schedule.step()
         if step % 40 == 0 or step == NUM_STEPS - 1:
             spent = time.monotonic() - started
-            print(f"  step {step + 1}/{NUM_STEPS}  loss {loss.item():.4f}  {spent:.0f} s", flush=True)
+            progress = f"  step {step + 1}/{NUM_STEPS}  loss {loss.item():.4f}  {spent:.0f} s"
+            print(progress, flush=True)
     return net.eval()
 
 

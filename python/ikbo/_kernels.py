@@ -25,14 +25,20 @@ class _Query:
     """How the sizes that choose an operator's kernel are read off its arguments, of which the
     candidate's may be a list.
 
-    `operands` are those on whose place in memory the choice depends, on a GPU, in the order of
-    `ikbo::_select_kernel`.
+    `operands` are those on whose place in memory the choice depends, on a GPU, and `flags` what
+    else it depends on there, in the order of `ikbo::_select_kernel`.
     """
 
     user: str
     cand: str
     dims: Callable[[Mapping[str, Any]], Sequence[Any]]
     operands: tuple[str, ...] = ()
+    flags: Callable[[Mapping[str, Any]], Sequence[bool]] = lambda _: ()
+
+
+def _attention_flags(a: Mapping[str, Any]) -> Sequence[bool]:
+    scale = a.get("scale")
+    return a.get("user_mask") is not None, scale is None or scale > 0
 
 
 def _bmm_dims(a: Mapping[str, Any]) -> Sequence[Any]:
@@ -63,7 +69,11 @@ _QUERIES = {
     "ikbo::lce.prepacked": _LCE,
     "ikbo::bmm": _Query("a_user", "b_cand", _bmm_dims),
     "ikbo::target_attention": _Query(
-        "k", "q", lambda a: [a["q"].shape[1], a["k"].shape[1], a["q"].shape[2], *a["k"].shape[2:]]
+        "k",
+        "q",
+        lambda a: [a["q"].shape[1], a["k"].shape[1], a["q"].shape[2], *a["k"].shape[2:]],
+        ("q", "k", "v"),
+        _attention_flags,
     ),
 }  # fmt: skip
 
@@ -132,7 +142,7 @@ def _layout(query: _Query, values: Mapping[str, Any]) -> list[Any]:
         for tensor in pytree.tree_leaves(values[name]):
             layout += [tensor.shape[1]] if name == "e_cand" else []
             layout += [tensor.storage_offset(), *tensor.stride()]
-    return layout
+    return layout + [int(flag) for flag in query.flags(values)]
 
 
 def _symbol_values(program: ExportedProgram, inputs: Sequence[Tensor]) -> dict[Any, int]:

@@ -18,6 +18,7 @@ struct KernelQuery {
   // (-1 each: a packed weight).
   //   linear  x_user, x_cand, w_user, w_cand
   //   lce     e_user, w_user, w_cand, then each e_cand, which K_i precedes
+  //   target_attention  q, k, v, then whether there is a user_mask, and whether scale is positive
   std::vector<int64_t> layout;
 
   bool is_16_bit() const { return dtype == "float16" || dtype == "bfloat16"; }

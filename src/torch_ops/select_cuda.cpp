@@ -10,6 +10,7 @@
 #include "ikbo/expand.h"
 #include "ikbo/lce.h"
 #include "ikbo/linear.h"
+#include "ikbo/target_attention_cuda.h"
 #include "torch_ops/kernel_query.h"
 #include "torch_ops/packed_weight.h"
 
@@ -30,7 +31,7 @@ DeviceLimits current_limits() {
 
 struct Operand {
   const void* data = nullptr;  // its distance from an aligned address; never read
-  std::array<int64_t, 3> strides{};
+  std::array<int64_t, 4> strides{};
   bool is_packed = false;
 };
 
@@ -180,12 +181,44 @@ std::string select_lce(const KernelQuery& query) {
   return parts.size() > 1 && config.kernel != LceKernel::kSm90 ? kComposite : to_string(config);
 }
 
+std::string select_target_attention(const KernelQuery& query) {
+  const auto [num_queries, num_keys, num_heads, num_kv_heads, head_dim] =
+      std::array{query.dims[0], query.dims[1], query.dims[2], query.dims[3], query.dims[4]};
+  LayoutReader layout("target_attention", query);
+  const Operand q =
+      layout.operand({num_queries * num_heads * head_dim, num_heads * head_dim, head_dim, 1});
+  const int64_t row = num_kv_heads * head_dim;
+  const Operand k = layout.operand({num_keys * row, row, head_dim, 1});
+  const Operand v = layout.operand({num_keys * row, row, head_dim, 1});
+  TargetAttentionParams params;
+  params.num_users = static_cast<int32_t>(query.num_users);
+  params.num_candidates = static_cast<int32_t>(query.num_candidates);
+  params.num_queries = static_cast<int32_t>(num_queries);
+  params.num_keys = static_cast<int32_t>(num_keys);
+  params.num_heads = static_cast<int32_t>(num_heads);
+  params.num_kv_heads = static_cast<int32_t>(num_kv_heads);
+  params.head_dim = static_cast<int32_t>(head_dim);
+  params.dtype = dtype_of(query);
+  params.scale = 1.0;
+  params.q = q.data;
+  params.k = k.data;
+  params.v = v.data;
+  params.stride_q = q.strides;
+  params.stride_k = k.strides;
+  params.stride_v = v.strides;
+  const bool has_mask = !layout.is_at_end() && layout.next() != 0;
+  const bool has_positive_scale = layout.is_at_end() || layout.next() != 0;
+  if (has_mask || !has_positive_scale) return kComposite;
+  return to_string(select_target_attention_cuda_config(params, current_limits()));
+}
+
 }  // namespace
 
 std::string select_cuda_kernel(const std::string& op, const KernelQuery& query) {
   if (op == "expand") return select_expand(query);
   if (op == "linear") return select_linear(query);
-  return op == "lce" ? select_lce(query) : kComposite;
+  if (op == "lce") return select_lce(query);
+  return op == "target_attention" ? select_target_attention(query) : kComposite;
 }
 
 }  // namespace ikbo::ops

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ikbo::target_attention and its backward: schemas, CPU kernel, registration.
+// ikbo::target_attention and its backward: schemas, CPU and CUDA kernels, registration.
 #include "ikbo/target_attention.h"
 
 #include <torch/csrc/stable/library.h>
@@ -15,6 +15,13 @@
 #include "common/kernel_trace.h"
 #include "cpu/user_rows.h"
 #include "torch_ops/attention_args.h"
+#include "torch_ops/composite_attention.h"
+#ifdef IKBO_WITH_CUDA
+#include <torch/csrc/stable/accelerator.h>
+
+#include "ikbo/target_attention_cuda.h"
+#include "torch_ops/cuda_context.h"
+#endif
 
 namespace ikbo::ops {
 namespace {
@@ -61,6 +68,31 @@ std::array<int64_t, 4> strides_of(const Tensor& tensor) {
   return {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
 }
 
+// Sizes, q, k and v of checked arguments.
+TargetAttentionParams make_params(const AttentionArgs& args) {
+  TargetAttentionParams params;
+  params.num_users = static_cast<int32_t>(args.k.size(0));
+  params.num_candidates = static_cast<int32_t>(args.q.size(0));
+  params.num_queries = static_cast<int32_t>(args.q.size(1));
+  params.num_keys = static_cast<int32_t>(args.k.size(1));
+  params.num_heads = static_cast<int32_t>(args.q.size(2));
+  params.num_kv_heads = static_cast<int32_t>(args.k.size(2));
+  params.head_dim = static_cast<int32_t>(args.q.size(3));
+  params.dtype = dtype_of(args.q);
+  params.scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(args.q.size(3))));
+  params.q = args.q.const_data_ptr();
+  params.k = args.k.const_data_ptr();
+  params.v = args.v.const_data_ptr();
+  params.stride_q = strides_of(args.q);
+  params.stride_k = strides_of(args.k);
+  params.stride_v = strides_of(args.v);
+  return params;
+}
+
+bool is_empty(const TargetAttentionParams& params) {
+  return params.num_candidates == 0 || params.num_queries == 0 || params.num_heads == 0;
+}
+
 // The params of a call, and the contiguous copies that they point to.
 struct AttentionCall {
   explicit AttentionCall(const AttentionArgs& args) {
@@ -68,21 +100,7 @@ struct AttentionCall {
     check_sizes(args);
     const int64_t num_keys = args.k.size(1);
     index = cpu::checked_index(kOp, args.cand_to_user, args.k.size(0));
-    params.num_users = static_cast<int32_t>(args.k.size(0));
-    params.num_candidates = static_cast<int32_t>(args.q.size(0));
-    params.num_queries = static_cast<int32_t>(args.q.size(1));
-    params.num_keys = static_cast<int32_t>(num_keys);
-    params.num_heads = static_cast<int32_t>(args.q.size(2));
-    params.num_kv_heads = static_cast<int32_t>(args.k.size(2));
-    params.head_dim = static_cast<int32_t>(args.q.size(3));
-    params.dtype = dtype_of(args.q);
-    params.scale = args.scale.value_or(1.0 / std::sqrt(static_cast<double>(args.q.size(3))));
-    params.q = args.q.const_data_ptr();
-    params.k = args.k.const_data_ptr();
-    params.v = args.v.const_data_ptr();
-    params.stride_q = strides_of(args.q);
-    params.stride_k = strides_of(args.k);
-    params.stride_v = strides_of(args.v);
+    params = make_params(args);
     params.cand_to_user = index.const_data_ptr<int32_t>();
     if (args.user_lengths) {
       user_lengths = checked_lengths("user_lengths", *args.user_lengths, num_keys);
@@ -96,10 +114,6 @@ struct AttentionCall {
       user_mask = torch::stable::contiguous(*args.user_mask);
       params.user_mask = user_mask->const_data_ptr<bool>();
     }
-  }
-
-  bool is_empty() const {
-    return params.num_candidates == 0 || params.num_queries == 0 || params.num_heads == 0;
   }
 
   TargetAttentionParams params;
@@ -133,7 +147,7 @@ std::tuple<Tensor, Tensor> target_attention_cpu(const Tensor& q, const Tensor& k
   Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(2), q.size(1)}, lse_dtype(q));
   const TargetAttentionConfig config = select_target_attention_config(call.params);
   trace_kernel(kOp, config);
-  if (!call.is_empty()) {
+  if (!is_empty(call.params)) {
     call.params.out = out.mutable_data_ptr();
     call.params.lse = lse.mutable_data_ptr();
     const TargetAttentionPlan plan(call.params, config);
@@ -155,7 +169,7 @@ std::tuple<Tensor, Tensor, Tensor> target_attention_backward_cpu(
   Tensor grad_q = torch::stable::new_zeros(q, q.sizes());
   Tensor grad_k = torch::stable::new_zeros(k, k.sizes());
   Tensor grad_v = torch::stable::new_zeros(v, v.sizes());
-  if (!call.is_empty()) {
+  if (!is_empty(call.params)) {
     // The kernel reads the forward pass' results through the same pointers that it writes there.
     call.params.out = const_cast<void*>(out.const_data_ptr());
     call.params.lse = const_cast<void*>(lse.const_data_ptr());
@@ -177,6 +191,55 @@ std::tuple<Tensor, Tensor, Tensor> target_attention_backward_cpu(
   return {grad_q, grad_k, grad_v};
 }
 
+#ifdef IKBO_WITH_CUDA
+// The values of a list that the device reads, contiguous; nullptr where there is none.
+const int32_t* int32_data(const std::optional<Tensor>& list, std::optional<Tensor>& dense) {
+  if (!list) return nullptr;
+  dense = torch::stable::contiguous(*list);
+  return static_cast<const int32_t*>(dense->const_data_ptr());
+}
+
+// Index values and lengths are not read on the host: no synchronisation
+// (ikbo/target_attention_cuda.h says what values out of range do).
+std::tuple<Tensor, Tensor> target_attention_cuda(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                 const Tensor& cand_to_user,
+                                                 const std::optional<Tensor>& user_lengths,
+                                                 const std::optional<Tensor>& cand_lengths,
+                                                 const std::optional<Tensor>& user_mask,
+                                                 const std::optional<double>& scale) {
+  const AttentionArgs args{q, k, v, cand_to_user, user_lengths, cand_lengths, user_mask, scale};
+  check_attention(args);
+  check_sizes(args);
+  const int32_t device = q.get_device_index();
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  TargetAttentionParams params = make_params(args);
+  if (user_mask) params.user_mask = static_cast<const bool*>(user_mask->const_data_ptr());
+  const DeviceLimits limits = query_device_limits(device);
+  const TargetAttentionCudaConfig config = select_target_attention_cuda_config(params, limits);
+  if (config.kernel == TargetAttentionKernel::kNone) return composite::target_attention(args);
+
+  const Tensor out = torch::stable::new_empty(q, q.sizes());
+  const Tensor lse =
+      torch::stable::new_empty(q, {q.size(0), q.size(2), q.size(1)}, ScalarType::Float);
+  if (is_empty(params)) return {out, lse};
+  const Tensor index = torch::stable::contiguous(cand_to_user);
+  std::optional<Tensor> dense_user_lengths;
+  std::optional<Tensor> dense_cand_lengths;
+  params.cand_to_user = static_cast<const int32_t*>(index.const_data_ptr());
+  params.user_lengths = int32_data(user_lengths, dense_user_lengths);
+  params.cand_lengths = int32_data(cand_lengths, dense_cand_lengths);
+  params.out = out.mutable_data_ptr();
+  params.lse = lse.mutable_data_ptr();
+  const Tensor workspace = torch::stable::new_empty(
+      q, {static_cast<int64_t>(target_attention_workspace_bytes(params, config))},
+      ScalarType::Byte);
+  trace_kernel(kOp, config);
+  target_attention(params, config, limits, workspace.mutable_data_ptr(),
+                   current_cuda_stream(device));
+  return {out, lse};
+}
+#endif
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ikbo, m) {
@@ -195,5 +258,11 @@ STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) {
   m.impl("target_attention", TORCH_BOX(&target_attention_cpu));
   m.impl("_target_attention_backward", TORCH_BOX(&target_attention_backward_cpu));
 }
+
+#ifdef IKBO_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(ikbo, CUDA, m) {
+  m.impl("target_attention", TORCH_BOX(&target_attention_cuda));
+}
+#endif
 
 }  // namespace ikbo::ops

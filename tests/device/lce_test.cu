@@ -358,7 +358,7 @@ std::vector<LceCase> cases() {
   // So few that every tile has a multiprocessor of its own: tiles of each width, both stages at
   // once.
   for (const int b : {1, 2, 4, 8, 9, 16}) {
-    for (const int users : {1, b}) {
+    for (const int users : b == 1 ? std::vector{1} : std::vector{1, b}) {
       all.push_back({.num_users = users,
                      .num_candidates = b,
                      .m = b == 9 ? 300 : 433,

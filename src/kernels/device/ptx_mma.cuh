@@ -46,6 +46,12 @@ __device__ __forceinline__ uint4 load_shared(std::uint32_t s_address) {
   return v;
 }
 
+__device__ __forceinline__ void store_global(void* g_target, const uint4& v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(g_target), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // acc[16 x 8] += a[16 x 16] b[16 x 8], fp32 sums.
 template <typename Element>
 __device__ __forceinline__ void mma_m16n8k16(float (&acc)[4], const std::uint32_t (&a)[4],

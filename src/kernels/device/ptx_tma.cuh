@@ -23,6 +23,16 @@ __device__ __forceinline__ void tma_load_3d(std::uint32_t s_destination, const C
       : "memory");
 }
 
+// Box at (x, y, z, w) of a 4-D tensor, likewise.
+__device__ __forceinline__ void tma_load_4d(std::uint32_t s_destination, const CUtensorMap* map,
+                                            std::uint32_t barrier, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(s_destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 // `bytes` contiguous bytes (a multiple of 16) into this CTA's shared memory.
 __device__ __forceinline__ void bulk_load(std::uint32_t s_destination, const void* g_source,
                                           int bytes, std::uint32_t barrier) {
@@ -38,6 +48,15 @@ __device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, std::uint32
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
       "r"(s_source), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, std::uint32_t s_source, int x,
+                                             int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          map),
+      "r"(s_source), "r"(x), "r"(y), "r"(z), "r"(w)
       : "memory");
 }
 

@@ -164,6 +164,12 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[kN / 2], std::uint64_t d
     } else {
       IKBO_WGMMA(64, 2, "bf16", 32, 33, 34, 35);
     }
+  } else if constexpr (kN == 96) {
+    if constexpr (kIsHalf) {
+      IKBO_WGMMA(96, 3, "f16", 48, 49, 50, 51);
+    } else {
+      IKBO_WGMMA(96, 3, "bf16", 48, 49, 50, 51);
+    }
   } else if constexpr (kN == 128) {
     if constexpr (kIsHalf) {
       IKBO_WGMMA(128, 4, "f16", 64, 65, 66, 67);
@@ -195,7 +201,7 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[kN / 2], std::uint64_t d
       IKBO_WGMMA(256, 8, "bf16", 128, 129, 130, 131);
     }
   } else {
-    static_assert(kN == 64, "kN must be 64, 128, 160, 192, 224 or 256");
+    static_assert(kN == 64, "kN must be 64, 96, 128, 160, 192, 224 or 256");
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <sstream>
+
 #include "kernels/host/cuda_check.h"
 
 namespace ikbo::host {
@@ -24,32 +26,49 @@ EncodeTiled encode_tiled() {
   return reinterpret_cast<EncodeTiled>(entry);
 }
 
+template <int kRank>
+CUtensorMap encode_map(const void* data, DType dtype, const std::int64_t (&extent)[kRank],
+                       const std::int64_t (&stride)[kRank - 1], const int (&box)[kRank],
+                       CUtensorMapSwizzle swizzle, const char* what) {
+  static const EncodeTiled encode = encode_tiled();
+  CUtensorMap map;
+  cuuint64_t extents[kRank];
+  cuuint64_t stride_bytes[kRank - 1];
+  cuuint32_t boxes[kRank];
+  cuuint32_t element_strides[kRank];
+  for (int i = 0; i < kRank; ++i) {
+    extents[i] = static_cast<cuuint64_t>(extent[i]);
+    boxes[i] = static_cast<cuuint32_t>(box[i]);
+    element_strides[i] = 1;
+    if (i > 0) stride_bytes[i - 1] = static_cast<cuuint64_t>(stride[i - 1]) * 2;
+  }
+  const CUresult status = encode(
+      &map,
+      dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      kRank, const_cast<void*>(data), extents, stride_bytes, boxes, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    std::ostringstream sizes;
+    for (int i = kRank - 1; i >= 0; --i) {
+      sizes << " " << extent[i] << " (stride " << (i > 0 ? stride[i - 1] : 1) << ")";
+    }
+    IKBO_CHECK(false, what, ": the driver refused a tensor map of extents", sizes.str(),
+               "; status ", static_cast<int>(status));
+  }
+  return map;
+}
+
 }  // namespace
 
 CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what) {
-  static const EncodeTiled encode = encode_tiled();
-  CUtensorMap map;
-  const cuuint64_t extent[3] = {static_cast<cuuint64_t>(spec.extent[0]),
-                                static_cast<cuuint64_t>(spec.extent[1]),
-                                static_cast<cuuint64_t>(spec.extent[2])};
-  const cuuint64_t stride_bytes[2] = {static_cast<cuuint64_t>(spec.stride[0]) * 2,
-                                      static_cast<cuuint64_t>(spec.stride[1]) * 2};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(spec.box[0]),
-                             static_cast<cuuint32_t>(spec.box[1]),
-                             static_cast<cuuint32_t>(spec.box[2])};
-  const cuuint32_t element_stride[3] = {1, 1, 1};
-  const CUresult status =
-      encode(&map,
-             spec.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                           : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-             3, const_cast<void*>(spec.data), extent, stride_bytes, box, element_stride,
-             CU_TENSOR_MAP_INTERLEAVE_NONE,
-             spec.swizzles ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  IKBO_CHECK(status == CUDA_SUCCESS, what, ": the driver refused a tensor map of extent [",
-             spec.extent[2], ", ", spec.extent[1], ", ", spec.extent[0], "], strides [",
-             spec.stride[1], ", ", spec.stride[0], ", 1]; status ", static_cast<int>(status));
-  return map;
+  return encode_map(spec.data, spec.dtype, spec.extent, spec.stride, spec.box,
+                    spec.swizzles ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, what);
+}
+
+CUtensorMap make_tensor_map(const TensorMap4d& spec, const char* what) {
+  return encode_map(spec.data, spec.dtype, spec.extent, spec.stride, spec.box,
+                    CU_TENSOR_MAP_SWIZZLE_128B, what);
 }
 
 }  // namespace ikbo::host

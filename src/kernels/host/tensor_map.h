@@ -19,8 +19,17 @@ struct TensorMap3d {
   bool swizzles = true;  // 128-byte swizzle
 };
 
-// Encodes with zero fill outside the tensor. Throws ikbo::Error with `what` and
+struct TensorMap4d {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat16;  // 16-bit
+  std::int64_t extent[4] = {};    // innermost first, elements
+  std::int64_t stride[3] = {};    // of dimensions 1 to 3, elements
+  int box[4] = {};                // 128-byte swizzle
+};
+
+// Encode with zero fill outside the tensor. Throw ikbo::Error with `what` and
 // the offending sizes when the driver refuses.
 CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what);
+CUtensorMap make_tensor_map(const TensorMap4d& spec, const char* what);
 
 }  // namespace ikbo::host

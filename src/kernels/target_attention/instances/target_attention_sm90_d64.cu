@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/target_attention/target_attention_sm90_instance.cuh"
+
+template void ikbo::target_attention_impl::launch_sm90<64>(const Sm90Launch& launch);

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Target attention on Hopper: persistent, warp-specialised, TMA and wgmma.
+//
+// A tile is 128 rows of one user and kv head: two consumer warpgroups, each with 64 rows, share a
+// ring of blocks of K and one of V. Rows of any candidates of the user fill a tile.
+//   loader of K, V  one thread; waits for an empty stage, then one TMA box per 64 columns. Rows
+//                   past S are zeros; the last block's rows between the user's length and S are
+//                   cleared by another warp, since a weight of 0 times NaN is NaN.
+//   loader of Q     one warp, a tile ahead; by TMA boxes of rows that lie in one candidate, or by
+//                   16-byte copies where candidates have few rows.
+//   storer          one warp; likewise, what the consumers leave in the place of Q.
+//   consumers       logits of the next block and values of the block before are multiplied
+//                   together; the softmax of one consumer runs while the other multiplies. The two
+//                   take turns in issuing, which keeps them half a block apart.
+// Every row is computed by the same operations in the same order whatever else is in its tile or
+// batch.
+#pragma once
+
+#include "kernels/target_attention/target_attention_sm90_consumer.cuh"
+#include "kernels/target_attention/target_attention_sm90_history.cuh"
+#include "kernels/target_attention/target_attention_sm90_rows.cuh"
+
+namespace ikbo::target_attention_impl {
+
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::kNumThreads, 1)
+    target_attention_sm90_kernel(const __grid_constant__ Sm90Params params) {
+  extern __shared__ __align__(1024) unsigned char s_raw[];
+  static_assert(Traits::kAlignment == 1024);
+  if (device::smem_address(s_raw) % Traits::kAlignment != 0) asm volatile("trap;");
+  auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(s_raw);
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kThreads, 0);
+  const Sm90Cta<Traits> cta{.params = params,
+                            .shared = shared,
+                            .s_base = static_cast<std::uint32_t>(
+                                computed_here(static_cast<int>(device::smem_address(s_raw))))};
+  if (threadIdx.x == 0) {
+    cta.init_barriers();
+    device::prefetch_tensor_map(&params.k);
+    device::prefetch_tensor_map(&params.v);
+    device::prefetch_tensor_map(&params.q);
+    device::prefetch_tensor_map(&params.out);
+  }
+  __syncthreads();
+  device::grid_dependency_wait();  // for the list of tiles
+
+  if (warpgroup == kConsumers) {
+    device::registers_decrease<Traits::kProducerRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const Sm90History<Traits> history{cta};
+    const Sm90Rows<Traits> rows{cta};
+    if (warp == 0 && lane == 0) history.load_keys_and_values();
+    if (warp == 1) history.clear_stray_rows(lane);
+    if (warp == 2) rows.has_boxes() ? rows.load_query_boxes(lane) : rows.load_query_rows(lane);
+    if (warp == 3) rows.store_outputs(lane);
+  } else {
+    device::registers_increase<Traits::kConsumerRegisters>();
+    const Sm90Consumers<Traits> consumers{cta};
+    consumers.consume(warpgroup, static_cast<int>(threadIdx.x) % kThreads);
+  }
+}
+
+}  // namespace ikbo::target_attention_impl

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host side of one target_attention_sm90 instance: tensor maps, arguments, launch.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/host/launch.h"
+#include "kernels/host/tensor_map.h"
+#include "kernels/target_attention/target_attention_sm90.cuh"
+#include "kernels/target_attention/target_attention_sm90_launch.h"
+
+namespace ikbo::target_attention_impl {
+
+template <typename Traits>
+CUtensorMap make_history_map(const void* data, const std::array<std::int64_t, 4>& stride,
+                             const TargetAttentionParams& p) {
+  return host::make_tensor_map(
+      host::TensorMap4d{.data = data,
+                        .dtype = p.dtype,
+                        .extent = {p.head_dim, p.num_keys, p.num_kv_heads, p.num_users},
+                        .stride = {stride[1], stride[2], stride[0]},
+                        .box = {Traits::kChunkColumns, Traits::kKeyBlock, 1, 1}},
+      "ikbo::target_attention");
+}
+
+// Rows of a user that follow each other in this many from any multiple of it on lie in one
+// candidate and in a box of heads and queries; 0 where that is fewer than a swizzle pattern's 8.
+struct RowBox {
+  int heads = 0;
+  int queries = 0;
+};
+inline RowBox row_box_of(const TargetAttentionParams& p) {
+  const int group = p.num_heads / p.num_kv_heads;
+  const int heads = std::gcd(group, kRowsOfConsumer);
+  const int queries = heads == group ? std::gcd(p.num_queries, kRowsOfConsumer / heads) : 1;
+  const bool has_strides = p.stride_q[0] > 0 && p.stride_q[1] > 0 && p.stride_q[2] > 0;
+  return has_strides && heads * queries >= 8 ? RowBox{heads, queries} : RowBox{};
+}
+
+template <typename Traits>
+CUtensorMap make_row_map(const void* data, const std::array<std::int64_t, 4>& stride,
+                         const RowBox& box, const TargetAttentionParams& p) {
+  return host::make_tensor_map(
+      host::TensorMap4d{.data = data,
+                        .dtype = p.dtype,
+                        .extent = {p.head_dim, p.num_heads, p.num_queries, p.num_candidates},
+                        .stride = {stride[2], stride[1], stride[0]},
+                        .box = {Traits::kChunkColumns, box.heads, box.queries, 1}},
+      "ikbo::target_attention");
+}
+
+template <typename Traits>
+void launch_typed(const Sm90Launch& launch) {
+  const TargetAttentionParams& p = launch.params;
+  const WorkspaceLayout layout = make_workspace_layout(p);
+  const auto at = [&](std::size_t offset) { return launch.workspace + offset; };
+  Sm90Params params{};
+  params.k = make_history_map<Traits>(p.k, p.stride_k, p);
+  params.v = make_history_map<Traits>(p.v, p.stride_v, p);
+  const RowBox box = row_box_of(p);
+  const int box_rows = box.heads * box.queries;
+  if (box_rows > 0) {
+    const std::int64_t out_row = std::int64_t{p.num_heads} * p.head_dim;
+    params.q = make_row_map<Traits>(p.q, p.stride_q, box, p);
+    params.out =
+        make_row_map<Traits>(p.out, {p.num_queries * out_row, out_row, p.head_dim, 1}, box, p);
+  }
+  params.args = {.num_tiles = reinterpret_cast<const std::int32_t*>(at(layout.num_tiles)),
+                 .tiles = reinterpret_cast<const Tile*>(at(layout.tiles)),
+                 .grouped_cands = reinterpret_cast<const std::int32_t*>(at(layout.grouped_cands)),
+                 .cand_lengths = p.cand_lengths,
+                 .q = p.q,
+                 .out = p.out,
+                 .lse = static_cast<float*>(p.lse),
+                 .stride_q = {p.stride_q[0], p.stride_q[1], p.stride_q[2]},
+                 .num_queries = p.num_queries,
+                 .num_heads = p.num_heads,
+                 .num_kv_heads = p.num_kv_heads,
+                 .group = p.num_heads / p.num_kv_heads,
+                 .box_rows = box_rows,
+                 .divide_by_box = device::FastDivide(std::max(box_rows, 1)),
+                 .divide_by_group = device::FastDivide(p.num_heads / p.num_kv_heads),
+                 .divide_by_queries = device::FastDivide(p.num_queries),
+                 .head_dim = p.head_dim,
+                 .num_keys = p.num_keys,
+                 .scale = static_cast<float>(p.scale),
+                 .scale_log2 = static_cast<float>(p.scale * 1.4426950408889634)};
+  host::launch("ikbo::target_attention", target_attention_sm90_kernel<Traits>,
+               {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
+                .threads = Traits::kNumThreads,
+                .shared_bytes = Traits::kSharedBytes,
+                .overlaps_previous = true},
+               launch.stream, params);
+}
+
+template <int kHeadDim>
+void launch_sm90(const Sm90Launch& launch) {
+  constexpr int kKeyBlock = key_block_of(kHeadDim);
+  constexpr int kQueryBuffers = kHeadDim <= 128 ? 2 : 1;
+  if (launch.params.dtype == DType::kFloat16) {
+    launch_typed<Sm90Traits<__half, kHeadDim, kKeyBlock, kQueryBuffers>>(launch);
+  } else {
+    launch_typed<Sm90Traits<__nv_bfloat16, kHeadDim, kKeyBlock, kQueryBuffers>>(launch);
+  }
+}
+
+}  // namespace ikbo::target_attention_impl

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loader of Q and the storer of the output: rows of any candidates of a user.
+#pragma once
+
+#include "kernels/device/ptx_cp_async.cuh"
+#include "kernels/device/ptx_mma.cuh"
+#include "kernels/device/ptx_tma.cuh"
+#include "kernels/target_attention/target_attention_sm90_cta.cuh"
+#include "kernels/target_attention/target_attention_sm90_softmax.cuh"
+
+namespace ikbo::target_attention_impl {
+
+template <typename Traits>
+struct Sm90Rows : Sm90Cta<Traits> {
+  using Cta = Sm90Cta<Traits>;
+  using Element = typename Traits::Element;
+  using QueryRing = typename Cta::QueryRing;
+  using Softmax = OnlineSoftmax<Element, Traits::kKeyBlock>;
+  using Row = typename Cta::Row;
+  using TileAt = typename Cta::TileAt;
+  using TileCursor = typename Cta::TileCursor;
+  using Cta::address;
+  using Cta::blocks_of;
+  using Cta::kHeadDim;
+  using Cta::params;
+  using Cta::row_at;
+  using Cta::rows_of;
+  using Cta::shared;
+  using Cta::vector_offset;
+
+  // Rows move between global and shared memory as vectors of 16 bytes: a few lanes take a row.
+  static constexpr int kVectorsOfRow = kHeadDim / 8;
+  static constexpr int kLanesOfRow = kVectorsOfRow > 16  ? 32
+                                     : kVectorsOfRow > 8 ? 16
+                                                         : kVectorsOfRow;
+  static constexpr int kRowsAtOnce = 32 / kLanesOfRow;
+
+  // This lane's vectors among a few rows of a tile that follow a multiple of their count.
+  struct LaneVectors {
+    static constexpr int kSteps = kRowsAtOnce > 1 ? 8 / kRowsAtOnce : 4;
+    static constexpr unsigned kRows = kSteps * kRowsAtOnce;
+    unsigned vector;
+    unsigned first;           // row of the first step
+    unsigned offset[kSteps];  // in the tile, after rows that are a multiple of 8
+
+    __device__ __forceinline__ explicit LaneVectors(int lane)
+        : vector(static_cast<unsigned>(lane) % kLanesOfRow),
+          first(static_cast<unsigned>(lane) / kLanesOfRow) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) offset[s] = vector_offset(row(s), vector);
+    }
+    __device__ __forceinline__ unsigned row(int step) const {
+      return first + static_cast<unsigned>(step * kRowsAtOnce);
+    }
+    __device__ __forceinline__ unsigned offset_after(unsigned rows, int step) const {
+      return rows * Traits::kRowBytes + (offset[step] ^ rows % 8 << 4);
+    }
+  };
+
+  // Calls `place(half, where)` for rows `lane` and `lane` + 32 of a consumer's tile. Rows that are
+  // not there stand for the first.
+  template <typename Place>
+  __device__ __forceinline__ void find_rows(const TileAt& at, int consumer, int lane,
+                                            Place&& place) const {
+    const int last = rows_of(at.tile, consumer) - 1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane + 32 * half;
+      place(half, row_at(at, first_row_of(at, consumer) + (row <= last ? row : 0)));
+    }
+  }
+  __device__ __forceinline__ static int first_row_of(const TileAt& at, int consumer) {
+    return at.tile.first_row + consumer * kRowsOfConsumer;
+  }
+
+  // Rows come and go in boxes of `box_rows`, which lie in one candidate, or one by one.
+  __device__ __forceinline__ bool has_boxes() const { return params.args.box_rows > 0; }
+  struct Box {
+    int first_row;  // of the consumer's tile
+    Row at;         // its first row
+  };
+  // Box number `lane`, for lanes below the count of boxes.
+  __device__ __forceinline__ Box box_of_lane(const TileAt& at, int consumer, int lane) const {
+    const int first_row = lane * params.args.box_rows;
+    return {first_row, row_at(at, first_row_of(at, consumer) + first_row)};
+  }
+  __device__ __forceinline__ int boxes_of(const TileAt& at, int consumer) const {
+    return params.args.divide_by_box(rows_of(at.tile, consumer));
+  }
+
+  __device__ __forceinline__ void load_query_boxes(int lane) const {
+    QueryRing rings[kConsumers];
+    TileCursor cursor(params.args);
+    for (TileAt at; cursor.take(at);) {
+      if (blocks_of(at.tile) == 0) continue;
+#pragma unroll
+      for (int c = 0; c < kConsumers; ++c) {
+        const int boxes = boxes_of(at, c);
+        if (boxes == 0) continue;
+        Box box{};
+        if (lane < boxes) box = box_of_lane(at, c, lane);
+        const int slot = rings[c].slot;
+        device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
+        if (lane == 0) {
+          device::mbarrier_arrive_expect_bytes(
+              address(shared.full_q[c][slot]),
+              boxes * params.args.box_rows * Traits::kRowBytes * Traits::kChunks);
+        }
+        __syncwarp();
+        if (lane < boxes) {
+#pragma unroll 1
+          for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+            device::tma_load_4d(address(shared.q[c][slot]) + chunk * Traits::kQueryChunkBytes +
+                                    box.first_row * Traits::kRowBytes,
+                                &params.q, address(shared.full_q[c][slot]),
+                                chunk * Traits::kChunkColumns, box.at.head, box.at.query,
+                                box.at.cand);
+          }
+        }
+        __syncwarp();
+        rings[c].advance();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_query_rows(int lane) const {
+    QueryRing rings[kConsumers];
+    TileCursor cursor(params.args);
+    for (TileAt at; cursor.take(at);) {
+      if (blocks_of(at.tile) == 0) continue;
+#pragma unroll
+      for (int c = 0; c < kConsumers; ++c) {
+        if (rows_of(at.tile, c) == 0) continue;
+        find_rows(at, c, lane, [&](int half, const Row& row) {
+          const Sm90Args& a = params.args;
+          shared.sources[lane + 32 * half] = static_cast<const Element*>(a.q) +
+                                             row.cand * a.stride_q[0] + row.query * a.stride_q[1] +
+                                             row.head * a.stride_q[2];
+        });
+        __syncwarp();
+        const int slot = rings[c].slot;
+        device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
+        load_rows(address(shared.q[c][slot]), lane);
+        device::copy_async_wait<0>();
+        device::fence_smem_to_async();
+        __syncwarp();
+        if (lane == 0) device::mbarrier_arrive(address(shared.full_q[c][slot]));
+        rings[c].advance();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_rows(std::uint32_t s_tile, int lane) const {
+    const LaneVectors mine(lane);
+    if (mine.vector >= kVectorsOfRow) return;
+    const bool counts = static_cast<int>(mine.vector) * 8 < params.args.head_dim;
+    const unsigned column = counts ? mine.vector * 8 : 0;
+#pragma unroll 1
+    for (unsigned first = 0; first < kRowsOfConsumer; first += LaneVectors::kRows) {
+      const Element* g_row[LaneVectors::kSteps];
+#pragma unroll
+      for (int s = 0; s < LaneVectors::kSteps; ++s) {
+        g_row[s] = static_cast<const Element*>(shared.sources[first + mine.row(s)]) + column;
+      }
+#pragma unroll
+      for (int s = 0; s < LaneVectors::kSteps; ++s) {
+        device::copy_async<16>(s_tile + mine.offset_after(first, s), g_row[s], counts ? 16 : 0);
+      }
+    }
+    device::copy_async_commit();
+  }
+
+  // Stores what the consumers leave in the place of Q.
+  __device__ __forceinline__ void store_outputs(int lane) const {
+    QueryRing rings[kConsumers];
+    TileCursor cursor(params.args);
+    for (TileAt at; cursor.take(at);) {
+#pragma unroll
+      for (int c = 0; c < kConsumers; ++c) {
+        const int rows = rows_of(at.tile, c);
+        if (rows == 0) continue;
+        float* g_lse[2];
+        find_rows(at, c, lane, [&](int half, const Row& row) {
+          const Sm90Args& a = params.args;
+          const std::int64_t first =
+              static_cast<std::int64_t>(row.cand) * a.num_queries * a.num_heads;
+          shared.targets[lane + 32 * half] =
+              static_cast<Element*>(a.out) +
+              (first + row.query * a.num_heads + row.head) * a.head_dim;
+          g_lse[half] = a.lse + first + row.head * a.num_queries + row.query;
+        });
+        __syncwarp();
+        if (blocks_of(at.tile) == 0) {
+          store_nothing(g_lse, rows, lane);
+          continue;
+        }
+        Box box{};
+        if (has_boxes() && lane < boxes_of(at, c)) box = box_of_lane(at, c, lane);
+        const int slot = rings[c].slot;
+        device::mbarrier_wait(address(shared.staged[c][slot]), rings[c].phase);
+        if (has_boxes()) {
+          if (lane < boxes_of(at, c)) store_box(address(shared.q[c][slot]), box);
+        } else {
+          store_rows(address(shared.q[c][slot]), static_cast<unsigned>(rows), lane);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = lane + 32 * half;
+          if (row < rows) *g_lse[half] = shared.lse[c][slot][row];
+        }
+        device::tma_store_wait_read();
+        __syncwarp();
+        if (lane == 0) device::mbarrier_arrive(address(shared.empty_q[c][slot]));
+        rings[c].advance();
+      }
+    }
+    device::tma_store_wait();
+  }
+
+  __device__ __forceinline__ void store_box(std::uint32_t s_tile, const Box& box) const {
+#pragma unroll 1
+    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+      device::tma_store_4d(
+          &params.out,
+          s_tile + chunk * Traits::kQueryChunkBytes + box.first_row * Traits::kRowBytes,
+          chunk * Traits::kChunkColumns, box.at.head, box.at.query, box.at.cand);
+    }
+    device::tma_store_commit();
+  }
+
+  // The first `rows` rows of a tile.
+  __device__ __forceinline__ void store_rows(std::uint32_t s_tile, unsigned rows, int lane) const {
+    const LaneVectors mine(lane);
+    if (static_cast<int>(mine.vector) * 8 >= params.args.head_dim) return;
+#pragma unroll 1
+    for (unsigned first = 0; first < rows; first += LaneVectors::kRows) {
+      uint4 value[LaneVectors::kSteps];
+#pragma unroll
+      for (int s = 0; s < LaneVectors::kSteps; ++s) {
+        value[s] = device::load_shared(s_tile + mine.offset_after(first, s));
+      }
+#pragma unroll
+      for (int s = 0; s < LaneVectors::kSteps; ++s) {
+        if (first + mine.row(s) >= rows) continue;
+        auto* g_row = static_cast<Element*>(shared.targets[first + mine.row(s)]);
+        device::store_global(g_row + mine.vector * 8, value[s]);
+      }
+    }
+  }
+
+  // Zeros and a log-sum-exp of -inf: rows without a key.
+  __device__ __forceinline__ void store_nothing(float* const (&g_lse)[2], int rows,
+                                                int lane) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane + 32 * half < rows) *g_lse[half] = Softmax::kMinusInfinity;
+    }
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+      if (lane * 8 >= params.args.head_dim) continue;
+      device::store_global(static_cast<Element*>(shared.targets[row]) + lane * 8,
+                           make_uint4(0, 0, 0, 0));
+    }
+    __syncwarp();
+  }
+};
+
+}  // namespace ikbo::target_attention_impl

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments, tile sizes and shared memory of target_attention_sm90.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/device/fast_divide.cuh"
+#include "kernels/target_attention/target_attention_layout.h"
+
+namespace ikbo::target_attention_impl {
+
+struct Sm90Args {
+  const std::int32_t* num_tiles;
+  const Tile* tiles;
+  const std::int32_t* grouped_cands;
+  const std::int32_t* cand_lengths;  // may be nullptr
+  const void* q;
+  void* out;
+  float* lse;
+  std::int64_t stride_q[3];  // candidate, query, head; elements
+  int num_queries;
+  int num_heads;
+  int num_kv_heads;
+  int group;     // heads of a kv head
+  int box_rows;  // 0: rows move one by one
+  device::FastDivide divide_by_box;
+  device::FastDivide divide_by_group;
+  device::FastDivide divide_by_queries;
+  int head_dim;
+  int num_keys;
+  float scale;       // of the logits
+  float scale_log2;  // scale * log2(e)
+};
+
+struct Sm90Params {
+  CUtensorMap k;  // (d, s, kv head, user)
+  CUtensorMap v;
+  CUtensorMap q;  // (d, head, query, candidate), in boxes of box_rows rows
+  CUtensorMap out;
+  Sm90Args args;
+};
+
+template <typename ElementT, int kHeadDimT, int kKeyBlockT, int kQueryBuffersT>
+struct Sm90Traits {
+  using Element = ElementT;
+  static constexpr int kHeadDim = kHeadDimT;
+  static constexpr int kKeyBlock = kKeyBlockT;
+  static constexpr int kQueryBuffers = kQueryBuffersT;  // of each consumer
+  static constexpr int kStages = 2;                     // blocks of K, and of V
+  static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
+
+  // Registers of a thread after they are shared out anew: no more than the launch has.
+  static constexpr int kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = 72;
+  static constexpr int kLaunchRegisters = 65536 / kNumThreads / 8 * 8;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+                (kConsumers + 1) * kLaunchRegisters);
+
+  // A tile of R rows lies in shared memory as column chunks of [R][64 d], 128-byte swizzle.
+  static constexpr int kChunkColumns = 64;
+  static constexpr int kRowBytes = kChunkColumns * 2;
+  static constexpr int kChunks = (kHeadDim + kChunkColumns - 1) / kChunkColumns;
+  static constexpr int kBlockChunkBytes = kKeyBlock * kRowBytes;
+  static constexpr int kBlockBytes = kChunks * kBlockChunkBytes;
+  static constexpr int kQueryChunkBytes = kRowsOfConsumer * kRowBytes;
+  static constexpr int kQueryBytes = kChunks * kQueryChunkBytes;
+  static constexpr int kAlignment = 1024;  // of every chunk, for the swizzle
+  static constexpr int kMaxSharedBytes = 232448;
+
+  struct SharedStorage {
+    alignas(kAlignment) unsigned char k[kStages][kBlockBytes];
+    alignas(kAlignment) unsigned char v[kStages][kBlockBytes];
+    alignas(kAlignment) unsigned char q[kConsumers][kQueryBuffers][kQueryBytes];
+    const void* sources[kRowsOfConsumer];  // of the rows that are loaded
+    void* targets[kRowsOfConsumer];        // of the rows that are stored
+    float lse[kConsumers][kQueryBuffers][kRowsOfConsumer];
+    alignas(8) std::uint64_t full_k[kStages];
+    std::uint64_t empty_k[kStages];
+    std::uint64_t full_v[kStages];
+    std::uint64_t loaded_v[kStages];  // a block whose last rows are to be cleared has arrived
+    std::uint64_t empty_v[kStages];
+    std::uint64_t full_q[kConsumers][kQueryBuffers];
+    std::uint64_t empty_q[kConsumers][kQueryBuffers];
+    std::uint64_t staged[kConsumers][kQueryBuffers];  // the output stands in the place of Q
+  };
+  static constexpr int kSharedBytes = sizeof(SharedStorage);
+  static_assert(kSharedBytes <= kMaxSharedBytes);
+};
+
+}  // namespace ikbo::target_attention_impl

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which kernel ikbo::target_attention takes on a GPU.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "ikbo/target_attention_cuda.h"
+#include "kernels/target_attention/target_attention_layout.h"
+
+namespace ikbo {
+namespace {
+
+constexpr DeviceLimits kHopper{.compute_capability = 90, .num_sms = 132};
+// Addresses that are never read.
+alignas(16) unsigned char memory[16];
+
+TargetAttentionParams make_params(int head_dim = 128) {
+  TargetAttentionParams p;
+  p.num_users = 4;
+  p.num_candidates = 100;
+  p.num_queries = 3;
+  p.num_keys = 50;
+  p.num_heads = 4;
+  p.num_kv_heads = 2;
+  p.head_dim = head_dim;
+  p.dtype = DType::kFloat16;
+  p.scale = 0.1;
+  p.q = p.k = p.v = memory;
+  p.out = memory;
+  p.stride_q = {12 * std::int64_t{head_dim}, 4 * std::int64_t{head_dim}, head_dim, 1};
+  p.stride_k = {100 * std::int64_t{head_dim}, 2 * std::int64_t{head_dim}, head_dim, 1};
+  p.stride_v = p.stride_k;
+  return p;
+}
+
+std::string chosen(const TargetAttentionParams& params, const DeviceLimits& limits = kHopper) {
+  return to_string(select_target_attention_cuda_config(params, limits));
+}
+
+TEST(TargetAttentionCudaConfig, HopperFillsTheHeadUp) {
+  EXPECT_EQ(chosen(make_params()), "target_attention_sm90<head_dim=128,key_block=128>");
+  EXPECT_EQ(chosen(make_params(8)), "target_attention_sm90<head_dim=32,key_block=128>");
+  EXPECT_EQ(chosen(make_params(72)), "target_attention_sm90<head_dim=96,key_block=128>");
+  EXPECT_EQ(chosen(make_params(136)), "target_attention_sm90<head_dim=192,key_block=96>");
+  EXPECT_EQ(chosen(make_params(256)), "target_attention_sm90<head_dim=256,key_block=64>");
+}
+
+TEST(TargetAttentionCudaConfig, EverythingElseIsComposed) {
+  EXPECT_EQ(chosen(make_params(), {.compute_capability = 80, .num_sms = 108}), "composite");
+  EXPECT_EQ(chosen(make_params(12)), "composite");
+  EXPECT_EQ(chosen(make_params(264)), "composite");
+  const auto with = [](auto change) {
+    TargetAttentionParams params = make_params();
+    change(params);
+    return chosen(params);
+  };
+  EXPECT_EQ(with([](auto& p) { p.dtype = DType::kFloat32; }), "composite");
+  EXPECT_EQ(with([](auto& p) { p.scale = 0; }), "composite");
+  EXPECT_EQ(with([](auto& p) { p.scale = -1; }), "composite");
+  EXPECT_EQ(with([](auto& p) { p.num_keys = 0; }), "composite");
+  EXPECT_EQ(with([](auto& p) { p.user_mask = reinterpret_cast<const bool*>(memory); }),
+            "composite");
+  EXPECT_EQ(with([](auto& p) { p.q = memory + 2; }), "composite");
+  EXPECT_EQ(with([](auto& p) { p.stride_k[1] += 4; }), "composite");
+  EXPECT_EQ(with([](auto& p) { p.stride_v[0] = 0; }), "composite");
+  EXPECT_EQ(with([](auto& p) { p.stride_q[3] = 2; }), "composite");
+}
+
+TEST(TargetAttentionCudaConfig, WorkspaceHoldsATileForEveryUserWithCandidates) {
+  TargetAttentionParams params = make_params();
+  // 100 candidates of 3 queries and 2 heads a kv head.
+  EXPECT_EQ(target_attention_impl::max_tiles(params), 600 / 128 + 4);
+  params.num_users = 1000;
+  EXPECT_EQ(target_attention_impl::max_tiles(params), 600 / 128 + 100);
+  EXPECT_EQ(target_attention_workspace_bytes(params, {}), 0U);
+  EXPECT_GE(target_attention_workspace_bytes(params,
+                                             select_target_attention_cuda_config(params, kHopper)),
+            sizeof(target_attention_impl::Tile) * 104 + 4 * (3 * 1000 + 100));
+}
+
+}  // namespace
+}  // namespace ikbo

@@ -10,7 +10,7 @@ from ikbo import reference
 from ikbo.testing.compare import check_against_reference
 from ikbo.testing.inputs import DTYPES, Case
 from tests.ops.test_library import traced_kernels
-from tests.ops.test_target_attention import ALL_MASKS, CASES, Inputs, inputs_of, small
+from tests.ops.test_target_attention import CASES, Inputs, inputs_of, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -36,8 +36,12 @@ class Worker {
   }
 
   void run(int64_t begin, int64_t end) {
+    // oneDNN takes one item a call.
+    const bool is_onednn = !config_.is_upcast && prefers_onednn(out_.scalar_type(), out_.size(1),
+                                                                out_.size(2), b_.front().size(1));
+    const int64_t items = is_onednn ? 1 : config_.items_per_call;
     while (begin < end) {
-      const int64_t count = run_length(begin, std::min(end, begin + config_.items_per_call));
+      const int64_t count = run_length(begin, std::min(end, begin + items));
       if (config_.is_upcast) {
         run_upcast(begin, count);
       } else {

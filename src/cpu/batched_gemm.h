@@ -23,12 +23,15 @@ struct BatchedGemmConfig {
 // A call should at least move this much, or its own cost (a few us) shows; and at most the share of
 // an L2 cache in which what the call gathers and converts stays until it is used.
 inline constexpr int64_t kCallBytes = 128 * 1024;
+// In place nothing is gathered; a call over several items prepares the matrix that they share once.
+inline constexpr int64_t kInPlaceCallBytes = 4 * 1024 * 1024;
 
 // a [m, k], b [k, n] of each item.
 inline BatchedGemmConfig select_batched_gemm_config(int64_t m, int64_t k, int64_t n,
                                                     bool is_16_bit) {
   const int64_t item_bytes = std::max<int64_t>(1, (k + m) * n * 4);
-  return {.is_upcast = is_16_bit, .items_per_call = std::max<int64_t>(1, kCallBytes / item_bytes)};
+  const int64_t call_bytes = is_16_bit ? kCallBytes : kInPlaceCallBytes;
+  return {.is_upcast = is_16_bit, .items_per_call = std::max<int64_t>(1, call_bytes / item_bytes)};
 }
 
 inline std::string to_string(const BatchedGemmConfig& config) {

@@ -259,8 +259,9 @@ struct Sm90Consumers : Sm90Cta<Traits> {
                              round_pair<Element>(d[6] * inverse[1], d[7] * inverse[1]));
     }
     device::fence_smem_to_async();
+    device::mbarrier_arrive(address(shared.staged[me.number][me.q.slot]));
     __syncwarp();
-    release(shared.staged[me.number], me.q, me.thread);
+    me.q.advance();
   }
 };
 

@@ -57,8 +57,8 @@ struct Sm90Cta {
     for (int c = 0; c < kConsumers; ++c) {
       for (int s = 0; s < Traits::kQueryBuffers; ++s) {
         device::mbarrier_init(address(shared.full_q[c][s]), 1);
-        device::mbarrier_init(address(shared.staged[c][s]), kThreads / 32);
-        device::mbarrier_init(address(shared.empty_q[c][s]), 1);
+        device::mbarrier_init(address(shared.staged[c][s]), kThreads);
+        device::mbarrier_init(address(shared.empty_q[c][s]), 32);
       }
     }
     device::mbarrier_init_fence();

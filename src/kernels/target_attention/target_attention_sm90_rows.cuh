@@ -209,8 +209,8 @@ struct Sm90Rows : Sm90Cta<Traits> {
           if (row < rows) *g_lse[half] = shared.lse[c][slot][row];
         }
         device::tma_store_wait_read();
+        device::mbarrier_arrive(address(shared.empty_q[c][slot]));
         __syncwarp();
-        if (lane == 0) device::mbarrier_arrive(address(shared.empty_q[c][slot]));
         rings[c].advance();
       }
     }

@@ -184,12 +184,14 @@ void parse_device(const JsonField& document, Manifest& manifest) {
 }
 
 // What names a model in a server's paths.
+// What names a model in a server's paths: clients take the segments "." and ".." out of a path.
 std::string parse_name(const JsonField& field) {
   std::string name = field.text();
   const bool is_plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
   });
-  field.require(is_plain && !name.empty(), "letters, digits, '.', '_' or '-'");
+  field.require(is_plain && name != "." && name != "..",
+                "letters, digits, '.', '_' or '-', but not '.' or '..'");
   return name;
 }
 

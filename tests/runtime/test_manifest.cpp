@@ -118,7 +118,11 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"version_text", R"("format_version": 1)", R"("format_version": "1")",
                "format_version must be an integer in [1, 1]; got \"1\""},
         Broken{"model_name_is_a_path", R"("name": "ranker")", R"("name": "../ranker")",
-               R"(model.name must be letters, digits, '.', '_' or '-'; got "../ranker")"},
+               R"(model.name must be letters, digits, '.', '_' or '-', but not '.' or '..'; )"
+               R"(got "../ranker")"},
+        Broken{"model_name_is_a_path_segment", R"("name": "ranker")", R"("name": "..")",
+               R"(model.name must be letters, digits, '.', '_' or '-', but not '.' or '..'; )"
+               R"(got "..")"},
         Broken{"model_not_object", R"({"name": "ranker", "version": "3"})", "7",
                "model must be an object; got 7"},
         Broken{"model_name_empty", R"("ranker")", R"("")",

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times ``ikbo::target_attention`` on an H200 against what users run today and the public kernels.
+
+TFLOP/s on useful FLOPs (4 x rows x keys that count x D), from medians with a cold L2. Peers:
+
+broadcast_cudnn  keys and values gathered per candidate, then cuDNN, as users write it
+packed_cudnn     cuDNN on one long query per user: only where each user has as many candidates as
+                 the others, side by side, and a full history
+packed_flash     FlashAttention-2 likewise
+varlen_flash     PyTorch's varlen_attn over lengths of queries and histories: sorted candidates
+triton, tlx      the public fused kernels (package ``fbgemm_ikbo`` where it is installed): sorted
+                 candidates and a full history; tlx takes candidates in pairs
+
+Lengths of ``ragged`` cases are log-normal with mean S / 2, at most S. ``floor`` is the larger of the
+compulsory bytes' and the FLOPs' time, as TFLOP/s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import ikbo
+from ikbo.testing.bench_cuda import (
+    Contestant,
+    Limits,
+    ResultFile,
+    checked,
+    measured_limits,
+    parser_of,
+    reason_of,
+    timed,
+    without_oversized,
+)
+from ikbo.testing.cost import cost_of
+
+SOURCES = [
+    "src/kernels/target_attention/**/*",
+    "src/kernels/device/*.cuh",
+    "src/kernels/host/launch.h",
+    "src/kernels/host/tensor_map.cpp",
+    "src/torch_ops/target_attention.cpp",
+    "include/ikbo/target_attention*.h",
+    "bench/bench_target_attention.py",
+    "python/ikbo/testing/bench_cuda.py",
+    "python/ikbo/testing/cost.py",
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    S: int
+    B: int = 2048
+    ratio: int = 64
+    H: int = 2
+    Q: int = 64
+    D: int = 128
+    dtype: str = "float16"
+    order: str = "sorted"  # or shuffled, or ragged: shuffled, with uneven histories
+
+    @property
+    def num_users(self) -> int:
+        return -(-self.B // self.ratio)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether one long query per user says the same."""
+        return self.order == "sorted" and self.B % self.ratio == 0
+
+
+def cases() -> list[Case]:
+    grid = [Case(s) for s in (512, 1024, 2048, 4096)]
+    grid += [Case(s, order=o) for s in (512, 1024, 2048, 4096) for o in ("shuffled", "ragged")]
+    grid += [Case(s, dtype="bfloat16") for s in (512, 2048)]
+    grid += [Case(s, D=d) for d in (32, 64, 96, 192, 256) for s in (512, 2048)]
+    grid += [
+        Case(s, B, r, 2, q) for s in (256, 2048) for B, r, q in ((2048, 64, 8), (4096, 512, 1))
+    ]
+    grid += [Case(1024, 1024, 2), Case(1024, 2000, 2000, 4, 8), Case(64, 4096, 64, 2, 16)]
+    grid += [Case(16384, b, b, 4, 1) for b in (1, 8, 64)]
+    return grid
+
+
+@dataclass(frozen=True)
+class Tensors:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    index: Tensor
+    lengths: Tensor | None
+
+
+def make_tensors(case: Case, device: str = "cuda") -> Tensors:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        dtype = getattr(torch, case.dtype)
+        return torch.randn(shape, device=device, dtype=dtype, generator=generator)
+
+    index = (torch.arange(case.B, device=device) // case.ratio).int()
+    lengths = None
+    if case.order != "sorted":
+        index = index[torch.randperm(case.B, device=device, generator=generator)]
+    if case.order == "ragged":
+        spread = torch.randn(case.num_users, device=device, generator=generator) * 0.6
+        mean = case.S / 2 * torch.exp(spread - 0.18)
+        lengths = mean.round().clamp(1, case.S).int()
+    history = (case.num_users, case.S, case.H, case.D)
+    return Tensors(
+        randn(case.B, case.Q, case.H, case.D), randn(*history), randn(*history), index, lengths
+    )
+
+
+def useful_flops(case: Case, t: Tensors) -> float:
+    keys = t.lengths[t.index.long()].sum().item() if t.lengths is not None else case.B * case.S
+    return 4.0 * keys * case.Q * case.H * case.D
+
+
+def with_backend(backend: SDPBackend, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with sdpa_kernel(backend):
+            return call()
+
+    return run
+
+
+def torch_peers(case: Case, t: Tensors) -> dict[str, Contestant]:
+    """PyTorch's own forms, each to a result [B, Q, H, D] or a view of one."""
+
+    def broadcast() -> Tensor:
+        k, v = (x.index_select(0, t.index).transpose(1, 2) for x in (t.k, t.v))
+        mask = None
+        if t.lengths is not None:
+            counts = torch.arange(case.S, device=t.k.device) < t.lengths[t.index.long(), None]
+            mask = counts[:, None, None]
+        return sdpa(t.q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
+
+    peers: dict[str, Contestant] = {
+        "broadcast_cudnn": with_backend(SDPBackend.CUDNN_ATTENTION, broadcast)
+    }
+    if not case.is_even:
+        return peers
+    long_q = t.q.view(case.num_users, case.ratio * case.Q, case.H, case.D).transpose(1, 2)
+    k, v = t.k.transpose(1, 2), t.v.transpose(1, 2)
+
+    def packed() -> Tensor:
+        return sdpa(long_q, k, v).transpose(1, 2).reshape(t.q.shape)
+
+    peers["packed_cudnn"] = with_backend(SDPBackend.CUDNN_ATTENTION, packed)
+    peers["packed_flash"] = with_backend(SDPBackend.FLASH_ATTENTION, packed)
+    peers["varlen_flash"] = varlen(case, t)
+    return peers
+
+
+def varlen(case: Case, t: Tensors) -> Contestant:
+    try:
+        attention = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    except ImportError as problem:
+        return reason_of(problem)
+    rows = case.ratio * case.Q
+    offsets = torch.arange(case.num_users + 1, device=t.q.device, dtype=torch.int32)
+    q, k, v = (x.flatten(0, 1) for x in (t.q, t.k, t.v))
+
+    def run() -> Tensor:
+        out: Tensor = attention(q, k, v, offsets * rows, offsets * case.S, rows, case.S)
+        return out.view(t.q.shape)
+
+    return run
+
+
+def public_kernels(case: Case, t: Tensors, wanted: list[str]) -> dict[str, Contestant]:
+    """The public fused kernels on a sorted batch with a full history."""
+    if case.order != "sorted":
+        return dict.fromkeys(wanted, "takes sorted candidates and full histories only")
+    q, k, v = (x.flatten(0, 1) for x in (t.q, t.k, t.v))
+    calls: dict[str, Contestant] = {}
+    for name in wanted:
+        try:
+            if name == "triton":
+                module = importlib.import_module("fbgemm_ikbo.ops.triton_ikbo_fa")
+                kernel, extra = module.triton_flash_attn_ikbo_tma, ()
+            else:
+                module = importlib.import_module("fbgemm_ikbo.ops.tlx_ikbo_fa_ws")
+                kernel = module.tlx_flash_attn_ikbo_tma_persistent
+                extra = (torch.arange(0, case.B, 2, device=q.device, dtype=torch.int32),)
+            calls[name] = lambda kernel=kernel, extra=extra: kernel(
+                q, k, v, t.index, case.Q, case.S, *extra
+            ).view(t.q.shape)
+        except Exception as problem:  # of import, or of a kernel that refuses these tensors
+            calls[name] = reason_of(problem)
+    return calls
+
+
+def reference(t: Tensors, rows: slice) -> Tensor:
+    """In fp32, of some candidates."""
+    few = dataclasses.replace(t, q=t.q[rows], index=t.index[rows])
+    users = few.index.long()
+    scores = torch.einsum("bqhd,bshd->bhqs", few.q.float(), t.k[users].float())
+    scores /= t.q.size(-1) ** 0.5
+    if t.lengths is not None:
+        counts = torch.arange(t.k.size(1), device=t.k.device) < t.lengths[users, None]
+        scores = scores.masked_fill(~counts[:, None, None], -torch.inf)
+    return torch.einsum("bhqs,bshd->bqhd", scores.softmax(-1), t.v[users].float())
+
+
+def contestants_of(case: Case, t: Tensors, public: list[str]) -> dict[str, Contestant]:
+    return {
+        "ours": lambda: ikbo.target_attention(t.q, t.k, t.v, t.index, t.lengths)[0],
+        **torch_peers(case, t),
+        **public_kernels(case, t, public),
+    }
+
+
+def measure(case: Case, public: list[str], limits: Limits) -> dict[str, Any]:
+    t = make_tensors(case)
+    rows = slice(0, min(case.B, 8))
+    gathered = 2 * case.B * case.S * case.H * case.D * t.q.element_size()
+    contestants = checked(
+        without_oversized(contestants_of(case, t, public), {"broadcast_cudnn": gathered}),
+        reference(t, rows),
+        lambda out: out[rows],
+    )
+    flops = useful_flops(case, t)
+    rates: dict[str, Any] = {
+        name: time if isinstance(time, str) else flops / time * 1e-9
+        for name, time in timed(contestants).items()
+    }
+    sizes = {**dataclasses.asdict(case), "U": case.num_users, "H_kv": case.H}
+    floor = limits.floor(cost_of("target_attention", sizes, t.q.dtype))
+    return {
+        "case": case_of_row(case),
+        "unit": "TFLOP/s",
+        "ours": rates.pop("ours"),
+        "peers": rates,
+        "floor": flops / floor * 1e-9,
+    }
+
+
+def case_of_row(case: Case) -> dict[str, Any]:
+    return {**dataclasses.asdict(case), "op": "target_attention"}
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--public", default="", help="public kernels to run, of triton and tlx")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case to run")
+    parser.add_argument("--count", type=int, default=1000, help="cases to run")
+    parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
+    args = parser.parse_args()
+    public = [name for name in args.public.split(",") if name]
+    limits = measured_limits()
+    print(json.dumps(dataclasses.asdict(limits)), flush=True)
+    results = ResultFile("target_attention", SOURCES, args.output, keep=args.keep)
+    begin = time.perf_counter()
+    for number, case in enumerate(cases()):
+        if not args.first <= number < args.first + args.count:
+            continue
+        torch.cuda.empty_cache()
+        row = measure(case, public, limits)
+        results.add(row, map(case_of_row, cases()))
+        spent = time.perf_counter() - begin
+        print(f"{number + 1} {spent:.0f} s {case} ours {row['ours']} {row['peers']}", flush=True)
+    print(results.path, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,8 +11,8 @@ varlen_flash     PyTorch's varlen_attn over lengths of queries and histories: so
 triton, tlx      the public fused kernels (package ``fbgemm_ikbo`` where it is installed): sorted
                  candidates and a full history; tlx takes candidates in pairs
 
-Lengths of ``ragged`` cases are log-normal with mean S / 2, at most S. ``floor`` is the larger of the
-compulsory bytes' and the FLOPs' time, as TFLOP/s.
+Lengths of ``ragged`` cases are log-normal with mean S / 2, at most S. ``floor`` is the larger of
+the compulsory bytes' and the FLOPs' time, as TFLOP/s.
 """
 
 from __future__ import annotations

@@ -147,6 +147,9 @@ struct Sm90Consumers : Sm90Cta<Traits> {
       release(shared.empty_v, me.v, me.thread);
     }
   }
+
+  // Multiplies with the logits of each block the values of the block before, of this tile or of
+  // the one before it. The last block's values are left pending.
   __device__ __forceinline__ void compute_tile(const TileAt& at, int blocks, Consumer& me) const {
     typename Softmax::Logits s;
     int limit[2];

@@ -297,7 +297,7 @@ def test_kernel_choice() -> None:
     assert select("cpu", "float32", 1, 100, [1, 512, 2, 2, 64]) == "cpu_rows12_keys256"
     assert select("cpu", "float64", 16, 1024, [1, 512, 2, 2, 64]) == "cpu_rows96_keys128"
     assert select("cpu", "bfloat16", 16, 1024, [1, 512, 2, 2, 4096]) == "cpu_rows96_keys64"
-    assert select("cuda", "float32", 16, 1024, [1, 512, 2, 2, 64]) == "composite"
+    assert select("xpu", "float32", 16, 1024, [1, 512, 2, 2, 64]) == "composite"
 
 
 ERRORS: list[tuple[dict[str, Any], str]] = [

@@ -49,6 +49,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-build-isolation",
         "--no-deps",
         "--no-index",
+        # Of its own: what CMake keeps of this one must not decide what `make wheel` builds.
+        "--config-settings=build-dir=build/wheel-test",
         "--wheel-dir",
         folder,
         REPO,

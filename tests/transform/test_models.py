@@ -127,7 +127,7 @@ def batches(module: TransformedModule, op: str) -> list[str]:
 def get(name: str) -> TransformedModule:
     ranker = MODELS[name]()
     return ikbo.transform(
-        ranker.model, ranker.inputs, ranker.users, max_users=8, max_candidates=100, verify=False
+        ranker.model, ranker.inputs, ranker.users, max_users=8, max_candidates=100
     )
 
 

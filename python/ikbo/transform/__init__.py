@@ -69,7 +69,6 @@ def transform(
     *,
     max_users: int = 64,
     max_candidates: int = 8192,
-    verify: bool = True,
 ) -> TransformedModule:
     """Rewrites a model so that everything that depends on the user alone runs once per user.
 
@@ -86,7 +85,6 @@ def transform(
             it. Where the only argument is a container, names are its keys. At least one input, and
             not all.
         max_users, max_candidates: largest U and B of a run.
-        verify: compare with the unmodified model in fp64 before returning.
 
     Returns:
         The transformed module.
@@ -110,8 +108,7 @@ def transform(
     program = _export(captured, factored, flat, index, limits)
     spec = build_spec(captured, program, factored.broadcasts, limits)
     module = TransformedModule(program, captured.roles | {INDEX: "index"}, spec)
-    if verify:
-        _verify(model, captured, module, limits)
+    _verify(model, captured, module, limits)
     return module
 
 

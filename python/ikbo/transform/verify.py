@@ -82,8 +82,7 @@ def _distinct_rows(captured: Captured) -> dict[str, Tensor]:
             raise ValueError(
                 f"ikbo.transform: example_inputs must have at least {MIN_ROWS} distinct {role} "
                 f"rows, from which the result is verified; got {len(seen)} in "
-                f"{tensors[0].shape[0]} rows; take them from real requests of different users, or "
-                "pass verify=False"
+                f"{tensors[0].shape[0]} rows; take them from real requests of different users"
             )
     return found
 

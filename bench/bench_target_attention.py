@@ -40,6 +40,7 @@ from ikbo.testing.bench_cuda import (
     measured_limits,
     parser_of,
     reason_of,
+    sorted_index,
     timed,
     without_oversized,
 )
@@ -101,19 +102,19 @@ class Tensors:
     lengths: Tensor | None
 
 
-def make_tensors(case: Case, device: str = "cuda") -> Tensors:
-    generator = torch.Generator(device).manual_seed(0)
+def make_tensors(case: Case) -> Tensors:
+    generator = torch.Generator("cuda").manual_seed(0)
 
     def randn(*shape: int) -> Tensor:
         dtype = getattr(torch, case.dtype)
-        return torch.randn(shape, device=device, dtype=dtype, generator=generator)
+        return torch.randn(shape, device="cuda", dtype=dtype, generator=generator)
 
-    index = (torch.arange(case.B, device=device) // case.ratio).int()
+    index = sorted_index(case.B, case.ratio)
     lengths = None
     if case.order != "sorted":
-        index = index[torch.randperm(case.B, device=device, generator=generator)]
+        index = index[torch.randperm(case.B, device="cuda", generator=generator)]
     if case.order == "ragged":
-        spread = torch.randn(case.num_users, device=device, generator=generator) * 0.6
+        spread = torch.randn(case.num_users, device="cuda", generator=generator) * 0.6
         mean = case.S / 2 * torch.exp(spread - 0.18)
         lengths = mean.round().clamp(1, case.S).int()
     history = (case.num_users, case.S, case.H, case.D)

@@ -38,12 +38,10 @@ from ikbo.testing.inputs import DTYPES
 
 SOURCES = [
     "bench/bench_ops_cpu.py",
-    "include/ikbo/target_attention.h",
-    "python/ikbo/_inductor.py",
-    *(f"python/ikbo/_{op}.py" for op in ("bmm", "expand", "lce", "linear", "target_attention")),
-    "python/ikbo/testing/bench.py",
-    "src/cpu/*",
-    "src/torch_ops/*.cpp",
+    "include/ikbo/*.h",
+    "python/ikbo/*.py",
+    *(f"python/ikbo/testing/{name}.py" for name in ("bench", "cost", "inputs")),
+    *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops")),
 ]
 PACKAGES = REPOSITORY / "build" / "bench"
 

@@ -34,10 +34,11 @@ RARE = 3.0  # about one row in five is positive
 MAX_ROUNDINGS = 3.0
 SOURCES = [
     "bench/bench_training.py",
+    "include/ikbo/*.h",
+    "python/ikbo/*.py",
     "python/ikbo/nn/*.py",
-    "python/ikbo/_*.py",
-    "src/cpu/*",
-    "src/torch_ops/*",
+    "python/ikbo/testing/bench.py",
+    *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops")),
 ]
 
 

@@ -44,8 +44,9 @@ MAX_USER_SHARE = 0.8
 MAX_DIFFERENCE = 1e-4  # of logits of a few units: fp32 sums in another order
 RESULT_SOURCES = [
     "examples/movielens/*.py",
-    *(f"python/ikbo/{name}" for name in ("_inductor.py", "package.py", "transform/**/*.py")),
-    *(f"src/{folder}/*" for folder in ("cpu", "torch_ops", "runtime", "server")),
+    "include/ikbo/**/*.h",
+    *(f"python/ikbo/{name}" for name in ("*.py", "testing/bench.py", "transform/**/*.py")),
+    *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops", "runtime", "server")),
 ]
 LABELS = {
     "replicated": "unmodified net, replicated",

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/device.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cpu/onednn.h"
@@ -37,8 +38,10 @@ class Worker {
 
   void run(int64_t begin, int64_t end) {
     // oneDNN takes one item a call.
-    const bool is_onednn = !config_.is_upcast && prefers_onednn(out_.scalar_type(), out_.size(1),
-                                                                out_.size(2), b_.front().size(1));
+    const bool is_onednn =
+        !config_.is_upcast && std::any_of(b_.begin(), b_.end(), [this](const Tensor& part) {
+          return prefers_onednn(out_.scalar_type(), out_.size(1), out_.size(2), part.size(1));
+        });
     const int64_t items = is_onednn ? 1 : config_.items_per_call;
     while (begin < end) {
       const int64_t count = run_length(begin, std::min(end, begin + items));

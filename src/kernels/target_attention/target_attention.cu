@@ -14,20 +14,21 @@ void launch_group(const TargetAttentionParams& p, unsigned char* workspace, cuda
   const auto ints = [&](std::size_t offset) {
     return reinterpret_cast<std::int32_t*>(workspace + offset);
   };
-  const int shared_bytes = p.num_users <= kMaxUsersInShared
-                               ? kGroupArrays * p.num_users * static_cast<int>(sizeof(std::int32_t))
-                               : 0;
   host::launch("ikbo::target_attention (grouping)", target_attention_group_kernel,
-               {.grid = dim3(1), .threads = kGroupThreads, .shared_bytes = shared_bytes}, stream,
-               GroupArgs{.cand_to_user = p.cand_to_user,
+               {.grid = dim3(1),
+                .threads = device::kGroupThreads,
+                .shared_bytes = device::group_shared_bytes(p.num_users)},
+               stream,
+               GroupArgs{.groups = {.cand_to_user = p.cand_to_user,
+                                    .num_users = p.num_users,
+                                    .num_candidates = p.num_candidates,
+                                    .rows_of_candidate = static_cast<int>(rows_of_candidate(p)),
+                                    .tile_rows = kTileRows,
+                                    .num_tiles = ints(layout.num_tiles),
+                                    .users = ints(layout.users),
+                                    .grouped_cands = ints(layout.grouped_cands)},
                          .user_lengths = p.user_lengths,
-                         .num_users = p.num_users,
-                         .num_candidates = p.num_candidates,
                          .num_keys = p.num_keys,
-                         .rows_of_candidate = static_cast<int>(rows_of_candidate(p)),
-                         .num_tiles = ints(layout.num_tiles),
-                         .users = ints(layout.users),
-                         .grouped_cands = ints(layout.grouped_cands),
                          .tiles = reinterpret_cast<Tile*>(workspace + layout.tiles)});
 }
 

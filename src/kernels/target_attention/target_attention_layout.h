@@ -8,13 +8,13 @@
 #include <cstdint>
 
 #include "ikbo/target_attention_cuda.h"
+#include "kernels/device/candidate_groups_layout.h"
 
 namespace ikbo::target_attention_impl {
 
 inline constexpr int kThreads = 128;        // of a warpgroup
 inline constexpr int kRowsOfConsumer = 64;  // rows of a consumer warpgroup
 inline constexpr int kConsumers = 2;
-inline constexpr int kGroupArrays = 3;  // [U], of scratch
 inline constexpr int kTileRows = kConsumers * kRowsOfConsumer;
 
 // Rows of one user that a CTA computes together; every kv head has the same tiles.
@@ -51,7 +51,8 @@ inline WorkspaceLayout make_workspace_layout(const TargetAttentionParams& p) {
   const auto align = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
   WorkspaceLayout layout;
   layout.users = 256;
-  layout.grouped_cands = layout.users + align(sizeof(std::int32_t) * kGroupArrays * p.num_users);
+  layout.grouped_cands =
+      layout.users + align(sizeof(std::int32_t) * device::kGroupArrays * p.num_users);
   layout.tiles = layout.grouped_cands + align(std::size_t{4} * p.num_candidates);
   layout.total_bytes = layout.tiles + align(sizeof(Tile) * max_tiles(p));
   return layout;

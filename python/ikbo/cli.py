@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import re
 import sys
 import time
 import traceback
@@ -18,7 +19,8 @@ MODEL is MODULE:FUNCTION or FILE.py:FUNCTION. The function takes no arguments an
 (model, example_inputs): an nn.Module in eval mode, and its inputs as a tuple or as a dict by
 parameter name. Modules are looked for in the current folder first.
 
-Inputs are named by the model's parameters; an input nested in a dict by its path, features.age.
+Inputs are named by the model's parameters; an input nested in a dict by its path, features.age;
+columns of a packed input as Python writes them, x[:, 3:7], or by names that --columns gives, x.age.
 """
 _TRANSFORM_HELP = (
     "Every example input has the candidates as dimension 0, the user's rows repeated. At least 8\n"
@@ -76,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAMES",
             required=name != "package",
             help="comma-separated names of the inputs that all candidates of a request share",
+        )
+        command.add_argument(
+            "--columns",
+            action="append",
+            default=[],
+            metavar="NAME=COLUMN[:WIDTH],...",
+            help="the columns of a packed input in order, each one wide if no width is given; "
+            "once per packed input",
         )
         command.add_argument(
             "--max-users",
@@ -172,8 +182,22 @@ def _last_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _columns(texts: Sequence[str]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Per packed input, the range of each column."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for text in texts:
+        name, _, columns = text.partition("=")
+        places: dict[str, tuple[int, int]] = {}
+        start = 0
+        for column in columns.split(","):
+            match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", column.strip())
+            if not name or match is None or match[1] in places:
+                raise UsageError(
+                    f"--columns must be NAME=COLUMN[:WIDTH],... with each column once; got {text!r}"
+                )
+            places[match[1]] = (start, start := start + int(match[2] or 1))
+        found[name] = places
+    return found
 
 
 class _Progress:
@@ -188,6 +212,7 @@ class _Progress:
 
 def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
     import ikbo
+    from ikbo.transform.packed import split_commas
 
     progress(f"loading {options.model}")
     model, example_inputs = _load(options.model)
@@ -195,7 +220,8 @@ def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
     return ikbo.transform(
         model,
         example_inputs,
-        _names(options.request_only),
+        [name for name in split_commas(options.request_only) if name],
+        columns=_columns(options.columns),
         max_users=options.max_users or 64,
         max_candidates=options.max_candidates,
     )

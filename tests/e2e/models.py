@@ -192,6 +192,27 @@ def split_ranker(device: str) -> Recipe:
     return Recipe(module, inputs, users | candidates | {"cand_to_user": "index"}, 16, 2048)
 
 
+class PackedRanker(nn.Module):
+    """All features are columns of one matrix: an id and a history of ids, a price, an item's id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, WIDTH)
+        self.score = nn.Linear(3 * WIDTH + 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        user, history = self.table(x[:, 0].long()), self.table(x[:, 1:5].long())
+        item = self.table(x[:, 6].long())
+        return self.score(torch.cat([user, history.tanh().mean(1), item, x[:, 5:6]], 1))[:, 0]
+
+
+def build_packed() -> tuple[nn.Module, tuple[Tensor]]:
+    """A factory with a packed input of seven columns."""
+    torch.manual_seed(6)
+    x = torch.randint(50, (ROWS, 7)).float()
+    return PackedRanker().eval(), (x,)
+
+
 def build() -> tuple[nn.Module, dict[str, Tensor]]:
     """The factory that the command line tests name."""
     return history_ranker()

@@ -36,7 +36,14 @@ def test_help_names_every_option(command: str, capsys: pytest.CaptureFixture[str
         cli.main([command, "--help"])
     assert done.value.code == 0
     text = capsys.readouterr().out
-    options = ["--request-only", "--max-users", "--max-candidates", "--output", "MODEL"]
+    options = [
+        "--request-only",
+        "--columns",
+        "--max-users",
+        "--max-candidates",
+        "--output",
+        "MODEL",
+    ]
     own = {"transform": [], "explain": ["--json"], "package": ["--role", "--name", "--version"]}
     for option in options + own[command]:
         assert option in text
@@ -71,6 +78,19 @@ def test_transform_saves_a_program(tmp_path: Path) -> None:
         expected = model(**{name: x[index] for name, x in users.items()}, **items)
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-6)
+
+
+PACKED = {
+    "columns": ["--request-only", "x[:, [0, 1:5]]"],
+    "names": ["--request-only", "x.user,x.history", "--columns", "x=user,history:4,price,item"],
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_columns_of_a_packed_input(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "tests.e2e.models:build_packed", "--json", *PACKED[name]]) == 0
+    spec = json.loads(capsys.readouterr().out)
+    assert spec["columns"] == {"x.user": [0, 1, 2, 3, 4], "x.cand": [5, 6]}
 
 
 @pytest.fixture
@@ -116,6 +136,7 @@ ERRORS = {
     "suffix": (["transform", MODEL, "-o", "x.bin"], "--output must end with .pt2"),
     "package suffix": (["package", MODEL, "-o", "x.bin"], "existing folder; got 'x.bin'"),
     "folder": (["package", MODEL, "-o", "absent/x.pt2"], "existing folder; got 'absent/x.pt2'"),
+    "columns": (["explain", MODEL, "--columns", "x=a:0"], "NAME=COLUMN[:WIDTH],... with each"),
     "both": (["package", MODEL, "-o", "x.pt2", "--role", "a=user"], "either --request-only or"),
 }
 

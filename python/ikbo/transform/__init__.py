@@ -32,12 +32,15 @@ class TransformedModule(nn.Module):
     """A model whose user inputs have batch U and whose candidate inputs have batch B.
 
     It is called as the example inputs were given, positionally or by keyword, with the keyword
-    `cand_to_user` (int32 `[B]`, the user row of each candidate) added. Results have batch B. Inputs
+    `cand_to_user` (int32 `[B]`, the user row of each candidate) added. In the place of a packed
+    input `x` is a dict of its parts, `{"user": [U, ...], "cand": [B, ...]}`, named `x.user` and
+    `x.cand`; their columns keep their order (`columns`). Results have batch B. Inputs
     of another structure, type, dtype, device or size raise TypeError or ValueError.
 
     Attributes:
         exported_program: the program, with the named dimensions U and B.
         roles: input name to "user", "candidate" or "index", in the order of the flat inputs.
+        columns: of each part of a packed input, the columns of the unmodified model's input.
         spec: what became of each operator.
     """
 
@@ -45,6 +48,7 @@ class TransformedModule(nn.Module):
         super().__init__()
         self.exported_program = program
         self.roles = dict(roles)
+        self.columns = dict(spec.columns)
         self.spec = spec
         self.module = program.module()
 
@@ -67,6 +71,7 @@ def transform(
     example_inputs: tuple[Any, ...] | Mapping[str, Any],
     request_only: Sequence[str],
     *,
+    columns: Mapping[str, Any] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
 ) -> TransformedModule:
@@ -82,8 +87,11 @@ def transform(
             result is verified on them.
         request_only: names of the inputs that are the same for all candidates of a request. A
             nested input is named by its path, `features.age`; a container's name stands for all in
-            it. Where the only argument is a container, names are its keys. At least one input, and
-            not all.
+            it. Where the only argument is a container, names are its keys. Columns of a packed
+            input are named as Python writes them, `x[:, 3:7]` or `x[:, [0, 5:8]]`, or by a name
+            that `columns` gives them, `x.age`. At least one input or column, and not all.
+        columns: per packed input, what its columns (along its last axis) are called: a list with a
+            name for each, or a dict from name to column or `(start, stop)`.
         max_users, max_candidates: largest U and B of a run.
 
     Returns:
@@ -102,7 +110,7 @@ def transform(
     for name, value in (("max_users", max_users), ("max_candidates", max_candidates)):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
             raise ValueError(f"ikbo.transform: {name} must be an int in 1..2^31-1; got {value!r}")
-    captured = capture(model, example_inputs, request_only)
+    captured = capture(model, example_inputs, request_only, columns)
     limits = (max_users, max_candidates)
     factored, flat, index = _factor(captured, limits)
     program = _export(captured, factored, flat, index, limits)
@@ -117,6 +125,7 @@ def explain(
     example_inputs: tuple[Any, ...] | Mapping[str, Any],
     request_only: Sequence[str],
     *,
+    columns: Mapping[str, Any] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
 ) -> Spec:
@@ -128,7 +137,12 @@ def explain(
         The spec; `table()` is for people, `to_json()` for programs.
     """
     return transform(
-        model, example_inputs, request_only, max_users=max_users, max_candidates=max_candidates
+        model,
+        example_inputs,
+        request_only,
+        columns=columns,
+        max_users=max_users,
+        max_candidates=max_candidates,
     ).spec
 
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ikbo._source_line import source_line
 from ikbo.transform import inputs
 from ikbo.transform.errors import TransformError
+from ikbo.transform.packed import SIDES, Packed
 
 # The batch of the unmodified model is bounded only by what an index can address.
 _MAX_BATCH = 2**31 - 1
@@ -28,8 +29,10 @@ _MAX_BATCH = 2**31 - 1
 class Captured:
     """The model's graph and what is known about its inputs.
 
-    `program` has one batch symbol (`batch`) and functional ATen operators. `names` has one entry
-    per flat input, None where it is not a tensor.
+    `program` has one batch symbol (`batch`) and functional ATen operators. `packed` has one entry
+    per flat input of the model: which columns are the user's, or None; `structure` is the model's.
+    All other fields are those of the transformed model, where a packed input is a dict of its
+    parts; `names` has one entry per flat input, None where it is not a tensor.
     """
 
     program: ExportedProgram
@@ -38,6 +41,8 @@ class Captured:
     kwargs: dict[str, Any]
     names: tuple[str | None, ...]
     roles: dict[str, str]
+    packed: tuple[Packed | None, ...]
+    structure: pytree.TreeSpec
     signature: inspect.Signature
 
     @property
@@ -57,6 +62,23 @@ class Captured:
         """Flat inputs as positional and keyword arguments."""
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
         return pytree.tree_unflatten(list(flat), spec)
+
+    def nest_joined(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Flat inputs, all with one batch size, as the arguments of the unmodified model."""
+        rest = iter(flat)
+        joined = [next(rest) if p is None else p.join(next(rest), next(rest)) for p in self.packed]
+        return pytree.tree_unflatten(joined, self.structure)
+
+    @property
+    def columns(self) -> dict[str, tuple[int, ...]]:
+        """The name of each part of a packed input to its columns."""
+        names, found = iter(self.names), {}
+        for packed in self.packed:
+            for side in SIDES if packed is not None else ():
+                found[str(next(names))] = packed.columns(side)
+            if packed is None:
+                next(names)
+        return found
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Arguments as flat inputs.
@@ -80,6 +102,7 @@ def capture(
     model: nn.Module | ExportedProgram,
     example_inputs: tuple[Any, ...] | Mapping[str, Any],
     request_only: Sequence[str],
+    columns: Mapping[str, Any] | None = None,
 ) -> Captured:
     """Exports the model once with one batch symbol, without decomposing its operators."""
     args, kwargs = inputs.split(example_inputs)
@@ -94,15 +117,40 @@ def capture(
             f"got {type(model).__name__}"
         )
     named = inputs.named_leaves(signature, args, kwargs)
-    roles = inputs.roles(named, request_only)
+    given = inputs.roles(named, request_only, columns)
     inputs.check_tensors({name: x for name, x in named if isinstance(x, Tensor)})
-    names = tuple(name if isinstance(x, Tensor) else None for name, x in named)
     if not isinstance(model, ExportedProgram):
         program = _export(model, args, kwargs)
     with torch.no_grad():
         program = program.run_decompositions({})
     _refuse_mutation(program)
-    return Captured(program, _batch_symbol(program), args, kwargs, names, roles, signature)
+    batch = _batch_symbol(program)
+    packed = tuple(p if isinstance(p := given.get(name), Packed) else None for name, _ in named)
+    parts, names, roles = _split(named, given)
+    _, structure = pytree.tree_flatten((args, kwargs))
+    args, kwargs = pytree.tree_unflatten(parts, structure)
+    return Captured(program, batch, args, kwargs, names, roles, packed, structure, signature)
+
+
+def _split(
+    named: Sequence[tuple[str, Any]], given: Mapping[str, str | Packed]
+) -> tuple[list[Any], tuple[str | None, ...], dict[str, str]]:
+    """The flat inputs, packed ones as a dict of their parts, and the names and roles of all."""
+    values: list[Any] = []
+    names: list[str | None] = []
+    roles: dict[str, str] = {}
+    for name, value in named:
+        role = given.get(name) if isinstance(value, Tensor) else None
+        if isinstance(role, Packed):
+            values.append(role.split(value))
+            parts = [f"{name}.{side}" for side in SIDES]
+            names += parts
+            roles |= dict(zip(parts, ("user", "candidate"), strict=True))
+        else:
+            values.append(value)
+            names.append(name if role is not None else None)
+            roles |= {} if role is None else {name: role}
+    return values, tuple(names), roles
 
 
 def _program_signature(program: ExportedProgram) -> inspect.Signature:

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ikbo.transform import packed
+from ikbo.transform.packed import Packed
+
 INDEX = "cand_to_user"
 
 
@@ -67,8 +70,10 @@ def _key(entry: Any) -> str:
     return str(entry)
 
 
-def roles(named: Sequence[tuple[str, Any]], request_only: Sequence[str]) -> dict[str, str]:
-    """The name of each tensor to "user" or "candidate"."""
+def roles(
+    named: Sequence[tuple[str, Any]], request_only: Sequence[str], columns: Any = None
+) -> dict[str, str | Packed]:
+    """The name of each tensor to "user", "candidate", or which of its columns are the user's."""
     known = [name for name, value in named if isinstance(value, Tensor)]
     others = {name: value for name, value in named if not isinstance(value, Tensor)}
     if INDEX in known:
@@ -81,27 +86,76 @@ def roles(named: Sequence[tuple[str, Any]], request_only: Sequence[str]) -> dict
             "ikbo.transform: request_only must be a list with at least one input name; "
             f"got {request_only!r}; the inputs are {known}"
         )
+    tensors = {name: value for name, value in named if isinstance(value, Tensor)}
+    places = packed.ranges(columns, tensors)
     users: set[str] = set()
+    chosen: dict[str, dict[int, set[int]]] = {}
     for wanted in request_only:
         found = [name for name in known if name == wanted or name.startswith(f"{wanted}.")]
+        picked = None if found else _columns(wanted, tensors, places)
+        if picked is not None:
+            name, axis, some = picked
+            chosen.setdefault(name, {}).setdefault(axis, set()).update(some)
+            continue
         for name, value in others.items():
             if name == wanted or (not found and name.startswith(f"{wanted}.")):
                 raise _no_tensor(name, value)
         if not found:
             raise ValueError(
-                f"ikbo.transform: request_only has {wanted!r}, which is no input of the model; "
-                f"the inputs are {known}"
+                f"ikbo.transform: request_only has {wanted!r}, which is no input of the model"
+                f"{' and no column' if places else ''}; the inputs are {known}"
+                f"{f', the columns {list(places)}' if places else ''}"
             )
         users.update(found)
     for name, value in others.items():
         if isinstance(value, np.ndarray):
             raise _no_tensor(name, value)
+    mixed = _packed({n: c for n, c in chosen.items() if n not in users}, tensors, known)
+    users.update(name for name in chosen if name not in mixed)
     if len(users) == len(known):
         raise ValueError(
             "ikbo.transform: request_only must leave at least one input to the candidates; it "
             f"names all: {known}; a model of users alone has nothing to share: run it once per user"
         )
-    return {name: "user" if name in users else "candidate" for name in known}
+    return {
+        name: "user" if name in users else mixed.get(name, "candidate")  # type: ignore[arg-type]
+        for name in known
+    }
+
+
+def _columns(
+    wanted: str, tensors: Mapping[str, Tensor], places: Mapping[str, tuple[str, range]]
+) -> tuple[str, int, set[int]] | None:
+    """The input, axis and columns that an entry of `request_only` names, if it names columns."""
+    if wanted not in places:
+        return packed.subscript(wanted, tensors)
+    name, place = places[wanted]
+    return name, tensors[name].ndim - 1, set(place)
+
+
+def _packed(
+    chosen: Mapping[str, Mapping[int, set[int]]], tensors: Mapping[str, Tensor], known: list[str]
+) -> dict[str, Packed]:
+    """The inputs of which some columns are the user's, not all."""
+    mixed = {}
+    for name, by_axis in chosen.items():
+        if len(by_axis) > 1:
+            raise ValueError(
+                f"ikbo.transform: the columns of input {name!r} must be along one axis; "
+                f"request_only names columns along the axes {sorted(by_axis)}"
+            )
+        ((axis, columns),) = by_axis.items()
+        width = tensors[name].shape[axis]
+        if len(columns) < width:
+            mixed[name] = Packed(axis, width, frozenset(columns))
+    taken = [f"{name}.{side}" for name in mixed for side in packed.SIDES]
+    clash = sorted(set(taken) & set(known))
+    if clash:
+        raise ValueError(
+            f"ikbo.transform: the parts of a packed input are called {taken}, but the model has "
+            f"the inputs {clash}; rename them"
+        )
+    return mixed
 
 
 def _no_tensor(name: str, value: Any) -> TypeError:

@@ -58,7 +58,7 @@ class FactoredModel(nn.Module):
         self._captured = captured
         self._constants = Constants()
         with torch.no_grad():
-            walk = self._walk(flat, cand_to_user, None)
+            walk = self.walk(flat, cand_to_user)
         self.broadcasts = walk.broadcasts
         for name, tensor in self._constants.tensors.items():
             self.register_buffer(name, tensor)
@@ -68,7 +68,7 @@ class FactoredModel(nn.Module):
         def forward(*args: Any, cand_to_user: Tensor, **kwargs: Any) -> Any:
             flat = self._captured.flatten(args, kwargs)
             with fx_traceback.preserve_node_meta():
-                return self._walk(flat, cand_to_user, self.get_buffer).outputs
+                return self.walk(flat, cand_to_user, self.get_buffer).outputs
 
         index = inspect.Parameter(INDEX, inspect.Parameter.KEYWORD_ONLY)
         parameters = list(self._captured.signature.parameters.values())
@@ -77,9 +77,10 @@ class FactoredModel(nn.Module):
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return forward
 
-    def _walk(
-        self, flat: list[Any], cand_to_user: Tensor, fetch: Callable[[str], Tensor] | None
+    def walk(
+        self, flat: list[Any], cand_to_user: Tensor, fetch: Callable[[str], Tensor] | None = None
     ) -> GraphWalk:
+        """Walks over the graph; without `fetch` constants are read where they are stored."""
         self._constants.rewind()
         users = [x for x, r in zip(flat, self._captured.flat_roles, strict=True) if r == "user"]
         walk = Walk(self._constants, cand_to_user, users[0].shape[0], fetch)
@@ -87,16 +88,16 @@ class FactoredModel(nn.Module):
 
 
 class GraphWalk:
-    """The values of one walk over the graph; `outputs` are the model's."""
+    """One walk over the graph: `values` per node, tensors as forms; `outputs` are the model's."""
 
     def __init__(self, captured: Captured, walk: Walk, flat: list[Any], check_shapes: bool) -> None:
         self._captured, self._walk, self._check_shapes = captured, walk, check_shapes
-        self._values: dict[Node, Any] = dict(self._placeholders(flat))
+        self.values: dict[Node, Any] = dict(self._placeholders(flat))
         self.broadcasts = walk.broadcasts
         for node in captured.program.graph.nodes:
             if node.op == "call_function":
                 with at_origin(node.name):
-                    self._values[node] = self._call(node)
+                    self.values[node] = self._call(node)
             elif node.op == "get_attr":
                 raise self._error(node, "calls a part of the model conditionally or in a loop")
             elif node.op == "output":
@@ -106,10 +107,15 @@ class GraphWalk:
         program = self._captured.program
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         inputs = iter(zip(flat, self._captured.flat_roles, strict=True))
+        packs = iter(self._captured.packed)
         values: list[tuple[Node, Any]] = []
         for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
+                packed = next(packs)
                 value, role = next(inputs)
+                if packed is not None:
+                    values.append((node, packed.form(value, next(inputs)[0])))
+                    continue
                 if isinstance(spec.arg, ConstantArgument) or role is None:
                     values.append((node, value))
                 else:
@@ -130,7 +136,7 @@ class GraphWalk:
         target = node.target
         if target in _ASSERTIONS:
             return None
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
         if target is aten.sym_size.int:
@@ -192,7 +198,7 @@ class GraphWalk:
         walk.node = "output"
         results = []
         for value in node.args[0]:  # type: ignore[union-attr]
-            form = self._values[value] if isinstance(value, Node) else value
+            form = self.values[value] if isinstance(value, Node) else value
             if isinstance(form, f.FORMS):
                 with at_origin("output"):
                     form = self._output(form)

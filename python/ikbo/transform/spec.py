@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ikbo.transform.cost import Formula
@@ -55,7 +55,8 @@ class Spec:
 
     `num_users` and `num_candidates` are the sizes at which `table` evaluates the formulas. Before
     the transformation all work runs at B; the formulas `*_before` hold for the unmodified model
-    with the users' rows repeated.
+    with the users' rows repeated. `columns` has, for each part of a packed input, the columns of
+    the unmodified model's input.
     """
 
     max_users: int
@@ -63,6 +64,7 @@ class Spec:
     num_users: int
     num_candidates: int
     rows: tuple[Row, ...]
+    columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def total(self, field: str, num_users: int, num_candidates: int) -> float:
         """Sum over the rows of `flops_before`, `flops_after`, `bytes_before` or `bytes_after`."""
@@ -114,6 +116,7 @@ class Spec:
             "max_candidates": self.max_candidates,
             "num_users": self.num_users,
             "num_candidates": self.num_candidates,
+            "columns": self.columns,
             "rows": [
                 {key: encode(getattr(row, key)) for key in Row.__dataclass_fields__}
                 | {"kernels": [asdict(k) for k in row.kernels]}
@@ -127,7 +130,8 @@ class Spec:
         """Reads what `to_json` wrote."""
         document = json.loads(text)
         rows = tuple(_row_from_json(row) for row in document.pop("rows"))
-        return cls(**document, rows=rows)
+        columns = {name: tuple(places) for name, places in document.pop("columns").items()}
+        return cls(**document, rows=rows, columns=columns)
 
 
 def _row_from_json(row: dict[str, Any]) -> Row:

@@ -67,7 +67,7 @@ def build_spec(
         if any(f.terms for f in (row.bytes_before, row.bytes_after)) or row.blocked:
             rows.append(row)
     rows += _output_row(emitted.pop("output", []), names, broadcasts)
-    return Spec(*limits, *_typical(limits), tuple(rows))
+    return Spec(*limits, *_typical(limits), tuple(rows), captured.columns)
 
 
 def _output_row(

@@ -63,7 +63,7 @@ def verify(
         args, kwargs = captured.nest(at_users)
         with torch.no_grad():
             got = transformed(*args, **kwargs, cand_to_user=index)
-            args, kwargs = captured.nest(at_candidates)
+            args, kwargs = captured.nest_joined(at_candidates)
             same_type = unmodified(*args, **kwargs)
             truth = exact(args, kwargs)
         _compare(f"U={sizes[0]}, B={sizes[1]}", got, same_type, truth)

@@ -6,6 +6,9 @@
 //   with u = cand_to_user[b], g = h / (H / H_kv), over the keys s that count for candidate b:
 //   s < user_lengths[u], s < cand_lengths[b] and user_mask[u, s], each where given.
 //
+// Histories are rows of one length S, or packed: those of user u are then the rows user_offsets[u]
+// to user_offsets[u + 1] - 1 of k and v, and s counts from the first of them.
+//
 // A call is: fill TargetAttentionParams, select a config, build a plan (rows grouped by user), and
 // let any number of threads run `run_target_attention` over the same task counter. A row is
 // computed by the same operations in the same order whatever the other rows, the thread count and
@@ -27,7 +30,7 @@ struct TargetAttentionParams {
   std::int32_t num_users = 0;       // U
   std::int32_t num_candidates = 0;  // B
   std::int32_t num_queries = 0;     // Q, query rows per candidate
-  std::int32_t num_keys = 0;        // S
+  std::int32_t num_keys = 0;        // S; packed: the longest history
   std::int32_t num_heads = 0;       // H, a multiple of H_kv
   std::int32_t num_kv_heads = 0;    // H_kv
   std::int32_t head_dim = 0;        // D
@@ -35,14 +38,17 @@ struct TargetAttentionParams {
   double scale = 0.0;
   // Inputs.
   const void* q = nullptr;  // [B, Q, H, D]
-  const void* k = nullptr;  // [U, S, H_kv, D]
-  const void* v = nullptr;  // [U, S, H_kv, D]
+  const void* k = nullptr;  // [U, S, H_kv, D]; packed: [T, H_kv, D]
+  const void* v = nullptr;  // as k
   std::array<std::int64_t, 4> stride_q{};
-  std::array<std::int64_t, 4> stride_k{};
+  std::array<std::int64_t, 4> stride_k{};  // packed: the first is not read
   std::array<std::int64_t, 4> stride_v{};
   const std::int32_t* cand_to_user = nullptr;  // [B], in [0, U)
+  // [U + 1], from 0 to T at most, never decreasing: histories are packed, and there are neither
+  // lengths of users nor a mask. nullptr: they are not packed.
+  const std::int32_t* user_offsets = nullptr;
   const std::int32_t* user_lengths = nullptr;  // [U], in [0, S]; may be nullptr
-  const std::int32_t* cand_lengths = nullptr;  // [B], in [0, S]; may be nullptr
+  const std::int32_t* cand_lengths = nullptr;  // [B], in [0, S], packed: >= 0; may be nullptr
   const bool* user_mask = nullptr;             // [U, S], true: the key counts; may be nullptr
   // Outputs, contiguous. The backward pass reads both.
   void* out = nullptr;  // [B, Q, H, D]
@@ -55,8 +61,8 @@ struct TargetAttentionGradParams {
   const void* grad_out = nullptr;  // [B, Q, H, D], contiguous
   const void* grad_lse = nullptr;  // [B, H, Q], contiguous
   void* grad_q = nullptr;          // [B, Q, H, D], contiguous
-  void* grad_k = nullptr;          // [U, S, H_kv, D], contiguous, zero-filled by the caller
-  void* grad_v = nullptr;          // [U, S, H_kv, D], contiguous, zero-filled by the caller
+  void* grad_k = nullptr;          // sizes of k, contiguous, zero-filled by the caller
+  void* grad_v = nullptr;          // sizes of v, contiguous, zero-filled by the caller
 };
 
 // Instruction sets that the kernels are compiled for, named as GCC's -march spells them.
@@ -87,7 +93,7 @@ struct TargetAttentionTask {
   std::int32_t row_end = 0;
   const std::int32_t* cands = nullptr;       // this user's candidates, by ascending key count
   const std::int32_t* key_counts = nullptr;  // keys that count for each of them
-  const std::int32_t* key_rows = nullptr;    // those keys' positions in S; nullptr: 0, 1, 2, ...
+  const std::int32_t* key_rows = nullptr;  // their positions in the history; nullptr: 0, 1, 2, ...
 };
 
 // The work of one call. Refers to the params' arrays only while it is built.
@@ -114,7 +120,7 @@ class TargetAttentionPlan {
   void make_tasks(const TargetAttentionParams& params, std::int32_t row_tile);
 
   TargetAttentionConfig config_;
-  std::vector<std::int32_t> user_offsets_;  // [U + 1] into cands_
+  std::vector<std::int32_t> cand_offsets_;  // [U + 1] into cands_
   std::vector<std::int32_t> cands_;         // [B], grouped by user
   std::vector<std::int32_t> key_counts_;    // [B], of cands_
   std::vector<std::int64_t> key_offsets_;   // [U + 1] into key_rows_; empty without a mask

@@ -26,7 +26,8 @@ class _Query:
     candidate's may be a list.
 
     `operands` are those on whose place in memory the choice depends, on a GPU, and `flags` what
-    else it depends on there, in the order of `ikbo::_select_kernel`.
+    else it depends on there, in the order of `ikbo::_select_kernel`. `op` is what that calls an
+    overload with kernels of its own, and `rows_more` how many more rows than U the user's has.
     """
 
     user: str
@@ -34,6 +35,8 @@ class _Query:
     dims: Callable[[Mapping[str, Any]], Sequence[Any]]
     operands: tuple[str, ...] = ()
     flags: Callable[[Mapping[str, Any]], Sequence[bool]] = lambda _: ()
+    op: str | None = None
+    rows_more: int = 0
 
 
 def _attention_flags(a: Mapping[str, Any]) -> Sequence[bool]:
@@ -67,13 +70,26 @@ _QUERIES = {
     "ikbo::lce": _LCE,
     "ikbo::lce.list": _LCE,
     "ikbo::lce.prepacked": _LCE,
-    "ikbo::bmm": _Query("a_user", "b_cand", _bmm_dims),
+    "ikbo::bmm": _Query(
+        "a_user",
+        "b_cand",
+        _bmm_dims,
+        ("a_user", "b_cand"),
+        lambda a: (bool(a.get("transpose_a")), bool(a.get("transpose_b"))),
+    ),
     "ikbo::target_attention": _Query(
         "k",
         "q",
         lambda a: [a["q"].shape[1], a["k"].shape[1], a["q"].shape[2], *a["k"].shape[2:]],
         ("q", "k", "v"),
         _attention_flags,
+    ),
+    "ikbo::target_attention.packed": _Query(
+        "user_offsets",
+        "q",
+        lambda a: [*a["q"].shape[1:3], *a["k"].shape[1:]],
+        op="target_attention.packed",
+        rows_more=1,
     ),
 }  # fmt: skip
 
@@ -120,10 +136,10 @@ def kernels_at(program: ExportedProgram, inputs: Sequence[Tensor]) -> tuple[Kern
         cand = pytree.tree_leaves(values[query.cand])[0]
         layouts = [_layout(query, values)] if cand.device.type == "cuda" else []
         kernel = torch.ops.ikbo._select_kernel(
-            node.target._opname,
+            query.op or node.target._opname,
             cand.device.type,
             DTYPE_NAMES[cand.dtype],
-            _resolve(values[query.user].shape[0], sizes),
+            _resolve(values[query.user].shape[0], sizes) - query.rows_more,
             _resolve(cand.shape[0], sizes),
             [_resolve(size, sizes) for size in query.dims(values)],
             *[[_resolve(number, sizes) for number in layout] for layout in layouts],

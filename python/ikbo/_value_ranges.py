@@ -32,6 +32,7 @@ class ValueRange(NamedTuple):
 
 
 Demand = tuple[Node, ValueRange]
+_INT32_MAX = torch.iinfo(torch.int32).max
 
 # Operators whose result holds all values of their first argument (of each tensor in it, for cat).
 _KEEPS_ALL = {
@@ -147,6 +148,9 @@ def _index(node: Node) -> list[Demand]:
 def _lengths(node: Node) -> list[Demand]:
     names = [argument.name for argument in node.target._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if "user_offsets" in given:  # any length: a history ends at its offset
+        lengths = given.get("cand_lengths")
+        return [(lengths, ValueRange(0, _INT32_MAX))] if isinstance(lengths, Node) else []
     demands: list[Demand] = []
     for name in ("user_lengths", "cand_lengths"):
         for source, rows in _rows_of(given["k"], 1, given.get(name)):

@@ -79,11 +79,16 @@ def target_attention(
     cand_lengths: Tensor | None = None,
     user_mask: Tensor | None = None,
     scale: float | None = None,
+    *,
+    user_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention over the replicated keys and values; keys that do not count are masked.
 
-    A row without any key gives output 0 and log-sum-exp -inf.
+    A row without any key gives output 0 and log-sum-exp -inf. Packed histories are padded first.
     """
+    if user_offsets is not None:
+        k, v = padded(k, user_offsets), padded(v, user_offsets)
+        user_lengths = user_offsets.diff()
     group = q.size(2) // k.size(2)
     keys = expand(k, cand_to_user).repeat_interleave(group, dim=2)
     values = expand(v, cand_to_user).repeat_interleave(group, dim=2)
@@ -105,3 +110,12 @@ def target_attention(
     weights = torch.where(lse[..., None] == -math.inf, 0, torch.exp(scores - lse[..., None]))
     out = torch.einsum("bhqs,bshd->bqhd", weights, values)
     return out, lse if lse.dtype == torch.float64 else lse.float()
+
+
+def padded(rows: Tensor, user_offsets: Tensor) -> Tensor:
+    """Packed histories ``[T, ...]`` as ``[U, S, ...]``, S the longest; what fills them up is some
+    row's."""
+    lengths = user_offsets.diff()
+    longest = int(lengths.max()) if lengths.numel() else 0
+    position = user_offsets[:-1, None] + torch.arange(longest, device=rows.device)
+    return rows[position.clamp(max=rows.size(0) - 1)]

@@ -158,8 +158,8 @@ void backward_tile(const TargetAttentionGradParams& params, const TargetAttentio
   const TargetAttentionParams& forward = params.forward;
   const int rows = tile.row_end - tile.row_begin;
   const int dim = forward.head_dim;
-  const KeyRows<Storage> k = key_rows<Storage>(forward.k, forward.stride_k, tile);
-  const KeyRows<Storage> v = key_rows<Storage>(forward.v, forward.stride_v, tile);
+  const KeyRows<Storage> k = key_rows<Storage>(forward, forward.k, forward.stride_k, tile);
+  const KeyRows<Storage> v = key_rows<Storage>(forward, forward.v, forward.stride_v, tile);
   load_queries<T, Storage>(forward, tile, s.q, s.padded);
   load_row_gradients<T, Storage>(params, tile, s);
   fill_zero(s.grad_q, std::int64_t{rows} * s.padded);
@@ -200,11 +200,13 @@ void backward_task(const TargetAttentionGradParams& params, const TargetAttentio
     backward_tile<T, Storage>(params, tile, config, s);
   }
   const std::int64_t key_stride = std::int64_t{forward.num_kv_heads} * dim;
+  const std::int64_t first_row = forward.user_offsets == nullptr
+                                     ? std::int64_t{task.user} * forward.num_keys
+                                     : forward.user_offsets[task.user];
   for (std::int64_t key = 0; key < num_keys; ++key) {
     const std::int64_t position = task.key_rows == nullptr ? key : task.key_rows[key];
     const std::int64_t offset =
-        (std::int64_t{task.user} * forward.num_keys + position) * key_stride +
-        std::int64_t{task.kv_head} * dim;
+        (first_row + position) * key_stride + std::int64_t{task.kv_head} * dim;
     // q is scaled by scale * log2(e) already.
     store_scaled(s.grad_k + key * s.padded, kLn2, dim,
                  static_cast<Storage*>(params.grad_k) + offset);

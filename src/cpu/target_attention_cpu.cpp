@@ -18,6 +18,14 @@ std::int32_t heads_per_kv_head(const TargetAttentionParams& params) {
   return params.num_heads / params.num_kv_heads;
 }
 
+// Rows of a user's history that may count.
+std::int32_t history_length(const TargetAttentionParams& params, std::int32_t user) {
+  if (params.user_offsets != nullptr) {
+    return params.user_offsets[user + 1] - params.user_offsets[user];
+  }
+  return params.user_lengths == nullptr ? params.num_keys : params.user_lengths[user];
+}
+
 const cpu::TargetAttentionKernels& kernels_of(CpuIsa isa, DType dtype) {
   switch (isa) {
     case CpuIsa::kX86_64_v4:
@@ -92,12 +100,12 @@ TargetAttentionPlan::TargetAttentionPlan(const TargetAttentionParams& params,
 
 // A counting sort of the candidates by user.
 void TargetAttentionPlan::group_candidates(const TargetAttentionParams& params) {
-  user_offsets_.assign(static_cast<std::size_t>(params.num_users) + 1, 0);
+  cand_offsets_.assign(static_cast<std::size_t>(params.num_users) + 1, 0);
   for (std::int32_t b = 0; b < params.num_candidates; ++b) {
-    ++user_offsets_[params.cand_to_user[b] + 1];
+    ++cand_offsets_[params.cand_to_user[b] + 1];
   }
-  std::partial_sum(user_offsets_.begin(), user_offsets_.end(), user_offsets_.begin());
-  std::vector<std::int32_t> next(user_offsets_.begin(), user_offsets_.end() - 1);
+  std::partial_sum(cand_offsets_.begin(), cand_offsets_.end(), cand_offsets_.begin());
+  std::vector<std::int32_t> next(cand_offsets_.begin(), cand_offsets_.end() - 1);
   cands_.resize(params.num_candidates);
   for (std::int32_t b = 0; b < params.num_candidates; ++b) {
     cands_[next[params.cand_to_user[b]]++] = b;
@@ -109,8 +117,7 @@ void TargetAttentionPlan::list_keys(const TargetAttentionParams& params) {
   key_offsets_.assign(static_cast<std::size_t>(params.num_users) + 1, 0);
   for (std::int32_t u = 0; u < params.num_users; ++u) {
     const bool* mask = params.user_mask + std::int64_t{u} * params.num_keys;
-    const std::int32_t length =
-        params.user_lengths == nullptr ? params.num_keys : params.user_lengths[u];
+    const std::int32_t length = history_length(params, u);
     for (std::int32_t s = 0; s < length; ++s) {
       if (mask[s]) {
         key_rows_.push_back(s);
@@ -125,12 +132,11 @@ void TargetAttentionPlan::count_keys(const TargetAttentionParams& params) {
   key_counts_.resize(params.num_candidates);
   std::vector<std::pair<std::int32_t, std::int32_t>> order;
   for (std::int32_t u = 0; u < params.num_users; ++u) {
-    const std::int32_t begin = user_offsets_[u];
-    const std::int32_t end = user_offsets_[u + 1];
+    const std::int32_t begin = cand_offsets_[u];
+    const std::int32_t end = cand_offsets_[u + 1];
     const std::int32_t* keys = params.user_mask ? key_rows_.data() + key_offsets_[u] : nullptr;
-    const std::int32_t all = params.user_mask      ? key_offsets_[u + 1] - key_offsets_[u]
-                             : params.user_lengths ? params.user_lengths[u]
-                                                   : params.num_keys;
+    const std::int32_t all =
+        params.user_mask ? key_offsets_[u + 1] - key_offsets_[u] : history_length(params, u);
     if (params.cand_lengths == nullptr) {
       std::fill(key_counts_.begin() + begin, key_counts_.begin() + end, all);
       continue;
@@ -152,7 +158,7 @@ void TargetAttentionPlan::count_keys(const TargetAttentionParams& params) {
 void TargetAttentionPlan::make_tasks(const TargetAttentionParams& params, std::int32_t row_tile) {
   const std::int64_t rows_per_cand = std::int64_t{params.num_queries} * heads_per_kv_head(params);
   for (std::int32_t u = 0; u < params.num_users; ++u) {
-    const std::int64_t rows = (user_offsets_[u + 1] - user_offsets_[u]) * rows_per_cand;
+    const std::int64_t rows = (cand_offsets_[u + 1] - cand_offsets_[u]) * rows_per_cand;
     for (std::int32_t kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
       for (std::int64_t row = 0; row < rows; row += row_tile) {
         tasks_.push_back(
@@ -160,8 +166,8 @@ void TargetAttentionPlan::make_tasks(const TargetAttentionParams& params, std::i
              .kv_head = kv_head,
              .row_begin = static_cast<std::int32_t>(row),
              .row_end = static_cast<std::int32_t>(std::min<std::int64_t>(rows, row + row_tile)),
-             .cands = cands_.data() + user_offsets_[u],
-             .key_counts = key_counts_.data() + user_offsets_[u],
+             .cands = cands_.data() + cand_offsets_[u],
+             .key_counts = key_counts_.data() + cand_offsets_[u],
              .key_rows = params.user_mask ? key_rows_.data() + key_offsets_[u] : nullptr});
       }
     }

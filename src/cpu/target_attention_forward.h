@@ -87,11 +87,16 @@ inline RowPlace row_place(const TargetAttentionParams& params, const TargetAtten
           static_cast<std::int64_t>(task.kv_head) * group + row % group, task.key_counts[cand_idx]};
 }
 
+// `data` is k or v.
 template <class Storage>
-KeyRows<Storage> key_rows(const void* data, const std::array<std::int64_t, 4>& stride,
+KeyRows<Storage> key_rows(const TargetAttentionParams& params, const void* data,
+                          const std::array<std::int64_t, 4>& stride,
                           const TargetAttentionTask& task) {
-  return {static_cast<const Storage*>(data) + task.user * stride[0] + task.kv_head * stride[2],
-          stride[1], stride[3], task.key_rows};
+  const std::int64_t history = params.user_offsets == nullptr
+                                   ? task.user * stride[0]
+                                   : params.user_offsets[task.user] * stride[1];
+  return {static_cast<const Storage*>(data) + history + task.kv_head * stride[2], stride[1],
+          stride[3], task.key_rows};
 }
 
 // Turns n scores of a row into probabilities relative to its running maximum; returns the factor
@@ -239,8 +244,8 @@ void forward_task(const TargetAttentionParams& params, const TargetAttentionTask
     s.row_max[r] = -std::numeric_limits<T>::infinity();
     s.row_sum[r] = T{0};
   }
-  const KeyRows<Storage> k = key_rows<Storage>(params.k, params.stride_k, task);
-  const KeyRows<Storage> v = key_rows<Storage>(params.v, params.stride_v, task);
+  const KeyRows<Storage> k = key_rows<Storage>(params, params.k, params.stride_k, task);
+  const KeyRows<Storage> v = key_rows<Storage>(params, params.v, params.stride_v, task);
   const auto key_count = [&](int r) {
     return row_place(params, task, task.row_begin + r).key_count;
   };

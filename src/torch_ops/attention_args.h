@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of ikbo::target_attention and their checks, shared by its CPU kernel and composite.
+// The arguments of ikbo::target_attention and target_attention.packed, and their checks, shared by
+// the CPU kernel and the composite.
 #pragma once
 
 #include <optional>
@@ -7,6 +8,8 @@
 #include "torch_ops/checks.h"
 
 namespace ikbo::ops {
+
+inline const std::optional<Tensor> kNoTensor;
 
 struct AttentionArgs {
   const Tensor& q;
@@ -17,9 +20,24 @@ struct AttentionArgs {
   const std::optional<Tensor>& cand_lengths;
   const std::optional<Tensor>& user_mask;
   const std::optional<double>& scale;
+  // Present: k and v are packed, [T, H_kv, D], and neither lengths of users nor a mask are.
+  const std::optional<Tensor>& user_offsets = kNoTensor;
+
+  bool is_packed() const { return user_offsets.has_value(); }
+  int64_t num_users() const { return is_packed() ? user_offsets->size(0) - 1 : k.size(0); }
+  int64_t num_kv_heads() const { return k.size(is_packed() ? 1 : 2); }
 };
 
-// Devices, dtypes, ranks and shapes; index values and lengths are the kernel's.
+struct AttentionGrads {
+  const Tensor& out;  // of the gradients that came in
+  const Tensor& lse;
+};
+
+// Devices, dtypes, ranks and shapes; index values, lengths and offsets are the kernel's.
 void check_attention(const AttentionArgs& args);
+
+// Keys of the longest history. Throws, naming value and place, unless the offsets begin with 0,
+// never decrease and end within k.
+int64_t checked_longest_history(const Tensor& user_offsets, int64_t num_rows);
 
 }  // namespace ikbo::ops

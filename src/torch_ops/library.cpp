@@ -60,6 +60,16 @@ std::string select_target_attention(const KernelQuery& query) {
   }));
 }
 
+// Its choice depends on no length of a history.
+std::string select_packed_target_attention(const KernelQuery& query) {
+  const auto& dims = query.dims;
+  return select_target_attention({.dtype = query.dtype,
+                                  .num_users = query.num_users,
+                                  .num_candidates = query.num_candidates,
+                                  .dims = {dims[0], 0, dims[1], dims[2], dims[3]},
+                                  .layout = {}});
+}
+
 struct Selector {
   std::string_view op;
   const char* dims;  // the operator's remaining sizes, in order
@@ -73,6 +83,7 @@ constexpr std::array kCpuSelectors{
     Selector{"lce", "[M, N, K_user, K_cand]", 4, select_lce},
     Selector{"linear", "[M, K_user, K_cand]", 3, select_linear},
     Selector{"target_attention", "[Q, S, H, H_kv, D]", 5, select_target_attention},
+    Selector{"target_attention.packed", "[Q, H, H_kv, D]", 4, select_packed_target_attention},
 };
 
 // Devices without kernels of ours all run the composite. kernel_query.h says what `layout` is.

@@ -82,3 +82,17 @@ def test_lengths_of_histories(history: int) -> None:
     inputs = (torch.randn(4, 1, 2, 8), torch.randn(2, history, 2, 8), index, lengths)
     program = torch.export.export(Lengths(), inputs)
     assert bound_values(program) == {"lengths": ValueRange(0, history)}
+
+
+class PackedLengths(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, index: Tensor, offsets: Tensor, seen: Tensor) -> Tensor:
+        return ikbo.target_attention(q, k, k, index, cand_lengths=seen, user_offsets=offsets)[0]
+
+
+def test_lengths_in_packed_histories() -> None:
+    index, seen = torch.zeros(4, dtype=torch.int32), torch.ones(4, dtype=torch.int32)
+    offsets = torch.tensor([0, 3, 5], dtype=torch.int32)
+    inputs = (torch.randn(4, 1, 2, 8), torch.randn(5, 2, 8), index, offsets, seen)
+    program = torch.export.export(PackedLengths(), inputs)
+    # What is beyond a history means all of it; offsets are the operator's to check.
+    assert bound_values(program) == {"seen": ValueRange(0, 2**31 - 1)}

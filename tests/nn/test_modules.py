@@ -114,6 +114,20 @@ def test_target_attention(index: CandidateIndex, kv_heads: int, kind: str) -> No
     )
 
 
+def test_target_attention_of_packed_histories(index: CandidateIndex) -> None:
+    s = 6
+    module = nn.TargetAttention(8, 4, num_kv_heads=2, history_dim=5)
+    lengths = torch.tensor([4, 0, 6][: index.num_users], dtype=torch.int32)
+    counts = torch.arange(s) < lengths[:, None]
+    cand, history = twin(index.num_candidates, 3, 8), twin(index.num_users, s, 5)
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    assert_same(
+        module(cand[0], history[0][counts], index, user_offsets=offsets),
+        module(cand[1], history[1], index, user_lengths=lengths),
+        {"x_cand": cand, "history": history},
+    )
+
+
 def test_target_attention_takes_one_query_row_without_its_dimension() -> None:
     index = INDICES["shuffled"]
     module = nn.TargetAttention(8, 2)

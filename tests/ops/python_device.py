@@ -135,11 +135,13 @@ def check_gradients(this: Case, inputs: dict[str, Any]) -> None:
             # Not through autograd, whose way of keeping results loses the tensors' Python side.
             outputs = ikbo.target_attention(**arguments)
             calls.clear()
-            arguments = {"user_lengths": None, "cand_lengths": None, "user_mask": None, **arguments}
-            masks = [arguments[n] for n in ("user_lengths", "cand_lengths", "user_mask")]
-            tensors = [arguments[n] for n in (*names, "cand_to_user")]
             backward = torch.ops.ikbo._target_attention_backward
-            return list(backward(*map(ones, outputs), *tensors, *masks, None, *outputs))
+            is_packed = "user_offsets" in arguments
+            masks = ("user_lengths", "cand_lengths", "user_mask")
+            keys = ("user_offsets", "cand_lengths") if is_packed else masks
+            tensors = [arguments.get(n) for n in (*names, "cand_to_user", *keys)]
+            overload = backward.packed if is_packed else backward.default
+            return list(overload(*map(ones, outputs), *tensors, None, *outputs))
         leaves = [t.requires_grad_() for t in pytree.tree_leaves([arguments[n] for n in names])]
         output = getattr(ikbo, this.op)(**arguments)
         calls.clear()

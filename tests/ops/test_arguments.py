@@ -23,6 +23,7 @@ ARGUMENTS = {
     "lce.list": ("e_user", "w_user", "w_cand", "cand_to_user"),
     "bmm": ("a_user", "b_cand", "cand_to_user"),
     "target_attention": ("q", "k", "v", "cand_to_user"),
+    "target_attention.packed": ("q", "k", "v", "cand_to_user"),
 }
 EVERY_ARGUMENT = pytest.mark.parametrize(
     ("name", "argument"), [(op, a) for op, names in ARGUMENTS.items() for a in names]
@@ -31,6 +32,7 @@ OPTIONAL = {
     "linear": ("bias",),
     "lce": ("bias",),
     "target_attention": ("user_lengths", "cand_lengths", "user_mask"),
+    "target_attention.packed": ("cand_lengths",),
 }
 
 
@@ -162,6 +164,22 @@ def test_other_layouts(
     with torch.inference_mode(inference), refused(name, argument, text):
         call(name, **{argument: value})
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (Tensor.tolist, "be a torch.Tensor; got list; convert it with torch.tensor()"),
+        (Tensor.numpy, "be a torch.Tensor; got ndarray; convert it with torch.from_numpy()"),
+        (Tensor.to_sparse, "be dense, of layout torch.strided; got torch.sparse_coo; convert it "
+         "with .to_dense()"),
+    ],
+)  # fmt: skip
+def test_offsets_of_packed_histories(make: Callable[[Tensor], Any], text: str) -> None:
+    name = "target_attention.packed"
+    value = make(inputs_of(name)["user_offsets"])
+    with refused(name, "user_offsets", text):
+        call(name, user_offsets=value)
 
 
 def test_nested_tensor() -> None:

@@ -29,7 +29,7 @@ USER_TENSOR = {"linear": "x_user", "lce": "e_user", "bmm": "a_user", "target_att
 FURTHER_OPTIONS = {
     "lce": ({"parts": 3},),
     "bmm": ({"transpose_a": True, "transpose_b": True},),
-    "target_attention": ({"masks": True},),
+    "target_attention": ({"masks": True}, {"packed": True}),
 }
 CASES = [
     case(op, dtype, index, "contiguous", {"U": users, "B": candidates, **sizes}, **options)

@@ -64,8 +64,15 @@ def test_every_op_is_covered() -> None:
 
 @pytest.mark.parametrize("name", ops.__all__)
 def test_signature_is_the_schema(name: str) -> None:
-    schema = getattr(torch.ops.ikbo, name).default._schema
-    parameters = inspect.signature(getattr(ops, name)).parameters.values()
+    packet = getattr(torch.ops.ikbo, name)
+    schema = packet.default._schema
+    parameters = list(inspect.signature(getattr(ops, name)).parameters.values())
+    # A keyword of its own chooses the overload that has such an argument.
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    names = {argument.name for other in schemas for argument in other.arguments}
+    for keyword in [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]:
+        assert keyword.name in names and keyword.default is None
+        parameters.remove(keyword)
     assert [p.name for p in parameters] == [a.name for a in schema.arguments]
     for parameter, argument in zip(parameters, schema.arguments, strict=True):
         default = (

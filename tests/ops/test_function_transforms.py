@@ -30,6 +30,7 @@ DIFFERENTIABLE = {
     "lce.list": small("lce", LCE, parts=3),
     "bmm": small("bmm", {**SIZES, "P": 4, "R": 6, "N": 8}),
     "target_attention": small("target_attention", HEADS),
+    "target_attention.packed": small("target_attention", HEADS, packed=True),
 }
 CASES = {
     **DIFFERENTIABLE,
@@ -160,8 +161,9 @@ def test_vmap_over_all_arguments(name: str) -> None:
         return call(**pytree.tree_unflatten(other, spec))
 
     batch = [torch.stack([leaves[i], leaves[i].flip(0)]) for i in tensors]
-    if name.endswith("prepacked"):  # the order of its bytes is its meaning
-        batch = [t[[0, 0]] if t.dtype == torch.uint8 else t for t in batch]
+    ordered = inputs.get("w_cand" if name.endswith("prepacked") else "user_offsets")
+    # Two of what means something in its own order alone.
+    batch = [t[[0, 0]] if leaves[i] is ordered else t for i, t in zip(tensors, batch, strict=True)]
     # A packed weight begins at an aligned address, which a row of a batch may not.
     rows = zip(*batch, strict=True)
     want = torch.stack([f(*(t.clone() for t in row)) for row in rows])

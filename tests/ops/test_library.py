@@ -27,6 +27,10 @@ TRACED = {
         {"Q": 2, "S": 9, "H": 4, "H_kv": 2, "D": 8},
         ("Q", "S", "H", "H_kv", "D"),
     ),
+    "target_attention.packed": (
+        {"Q": 2, "S": 9, "H": 4, "H_kv": 2, "D": 8},
+        ("Q", "H", "H_kv", "D"),
+    ),
 }
 
 
@@ -79,19 +83,22 @@ def test_library_is_taken_from_the_environment(
     assert ops_library_path() == link
 
 
-@pytest.mark.parametrize("op", TRACED)
+@pytest.mark.parametrize("traced", TRACED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_candidates", [1, 40, 600])
-def test_selected_kernel_is_the_one_that_runs(op: str, dtype: str, num_candidates: int) -> None:
-    sizes, letters = TRACED[op]
-    this = case(op, dtype, "shuffled", "contiguous", {"U": 3, "B": num_candidates, **sizes})
+def test_selected_kernel_is_the_one_that_runs(traced: str, dtype: str, num_candidates: int) -> None:
+    sizes, letters = TRACED[traced]
+    op, _, overload = traced.partition(".")
+    options = {overload: True} if overload else {}
+    batch = {"U": 3, "B": num_candidates}
+    this = case(op, dtype, "shuffled", "contiguous", {**batch, **sizes}, **options)
     with traced_kernels() as launches:
         getattr(ikbo, op)(**make_inputs(this))
     dims = [this.size(letter) for letter in letters]
     name = str(DTYPES[dtype]).removeprefix("torch.")
     select = torch.ops.ikbo._select_kernel
-    assert launches == [(op, select(op, "cpu", name, 3, num_candidates, dims))]
-    assert select(op, "xpu", name, 3, num_candidates, dims) == "composite"
+    assert launches == [(op, select(traced, "cpu", name, 3, num_candidates, dims))]
+    assert select(traced, "xpu", name, 3, num_candidates, dims) == "composite"
 
 
 def test_nothing_is_traced_after_the_callback_is_removed() -> None:

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,13 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Operator:
-    """Arguments by shape; `replicated` names what must not exist at candidate size."""
+    """Arguments by shape; `replicated` names what must not exist at candidate size. `indices` are
+    further arguments, each counting up to so many in equal steps."""
 
     user: dict[str, tuple[int, ...]]
     other: dict[str, tuple[int, ...]]
     replicated: str
+    indices: dict[str, int] = field(default_factory=dict)
 
 
 OPERATORS = {
@@ -51,6 +53,12 @@ OPERATORS = {
     "bmm": Operator({"a_user": (U, 64, 128)}, {"b_cand": (B, 128, 1)}, "B x P x R"),
     "target_attention": Operator(
         {"k": (U, 256, 1, 32), "v": (U, 256, 1, 32)}, {"q": (B, 1, 1, 32)}, "B x S x D"
+    ),
+    "target_attention.packed": Operator(
+        {"k": (U * 256, 1, 32), "v": (U * 256, 1, 32)},
+        {"q": (B, 1, 1, 32)},
+        "B x S x D",
+        {"user_offsets": U * 256},
     ),
 }
 DTYPES = ("float32", "bfloat16")
@@ -96,10 +104,12 @@ def _measure() -> dict[str, int]:
             }
             index = torch.arange(B, dtype=torch.int32) % U
             for kind, module in (("ours", ikbo), ("replicated", reference)):
-                operator = getattr(module, name)
+                operator = getattr(module, name.partition(".")[0])
                 if (name, kind) == ("expand", "replicated"):
                     operator = _expand_through_a_copy
                 arguments = {**inputs, "cand_to_user": index}
+                for argument, last in shapes.indices.items():
+                    arguments[argument] = torch.arange(U + 1, dtype=torch.int32) * (last // U)
                 small = {n: t[:8] if t.size(0) == B else t for n, t in arguments.items()}
                 _with_gradients(operator, small)  # starts the threads and their pools
 

@@ -229,6 +229,42 @@ TEST_P(TargetAttention, RowsDoNotDependOnTheirBatch) {
   EXPECT_TRUE(std::equal(part.grad_q.begin(), part.grad_q.end(), whole.grad_q.begin()));
 }
 
+// The same histories one after the other, behind rows that are no user's.
+TEST_P(TargetAttention, PackedHistoriesHaveTheBitsOfPaddedOnes) {
+  Problem problem(3, 60, 20, 3);
+  problem.params.user_mask = nullptr;
+  const Results padded = computed<float>(problem, GetParam());
+  const int64_t row = problem.params.stride_k[1];
+  std::vector<int32_t> offsets{0};
+  std::vector<double> k, v;
+  for (int u = 0; u < 3; ++u) {
+    const int64_t begin = u * problem.params.stride_k[0];
+    const int64_t end = begin + problem.user_lengths[u] * row;
+    k.insert(k.end(), problem.k.begin() + begin, problem.k.begin() + end);
+    v.insert(v.end(), problem.v.begin() + begin, problem.v.begin() + end);
+    offsets.push_back(offsets.back() + problem.user_lengths[u]);
+  }
+  problem.k = k;
+  problem.v = v;
+  problem.params.user_offsets = offsets.data();
+  problem.params.user_lengths = nullptr;
+  problem.params.num_keys =
+      *std::max_element(problem.user_lengths.begin(), problem.user_lengths.end());
+  problem.params.stride_k[0] = problem.params.stride_v[0] = -1;
+  const Results packed = computed<float>(problem, GetParam());
+  EXPECT_EQ(packed.out, padded.out);
+  EXPECT_EQ(packed.lse, padded.lse);
+  EXPECT_EQ(packed.grad_q, padded.grad_q);
+  for (int u = 0; u < 3; ++u) {
+    const int64_t from = u * 300 * row;
+    const int64_t count = problem.user_lengths[u] * row;
+    EXPECT_TRUE(std::equal(&padded.grad_k[from], &padded.grad_k[from + count],
+                           packed.grad_k.begin() + offsets[u] * row));
+    EXPECT_TRUE(std::equal(&padded.grad_v[from], &padded.grad_v[from + count],
+                           packed.grad_v.begin() + offsets[u] * row));
+  }
+}
+
 std::string isa_name(const testing::TestParamInfo<CpuIsa>& isa) {
   return testing::PrintToString(isa.param);
 }

@@ -125,20 +125,25 @@ class TargetAttention(torch.nn.Module):
         cand_to_user: CandidateIndex | Tensor,
         user_lengths: Tensor | None = None,
         user_mask: Tensor | None = None,
+        *,
+        user_offsets: Tensor | None = None,
     ) -> Tensor:
         """Attends.
 
         Args:
             x_cand: `[B, embed_dim]`, or `[B, Q, embed_dim]` for Q queries per candidate.
-            history: `[U, S, history_dim]`, same dtype.
+            history: `[U, S, history_dim]`, same dtype; packed: `[T, history_dim]`, the histories
+                of all users one after the other.
             cand_to_user: the index.
             user_lengths: int32 `[U]`, valid history rows of each user; None means S.
             user_mask: bool `[U, S]`, True where a history row counts; None means everywhere.
+            user_offsets: int32 `[U + 1]`: the history is packed, user u has its rows
+                `user_offsets[u]` to `user_offsets[u + 1] - 1`; lengths and mask must be None.
         Returns: the shape of `x_cand`.
         Errors: TypeError when `x_cand` or `history` is no tensor; ValueError when `x_cand` has
             neither two nor three dimensions; else as `ikbo.target_attention`.
         Cost: projections `4 U S history_dim H_kv D + 4 B Q embed_dim^2` FLOPs, attention
-            `4 B Q S H D`; see `ikbo.target_attention`.
+            `4 B Q S H D`, packed T for `U S`; see `ikbo.target_attention`.
         """
         for name, tensor in (("x_cand", x_cand), ("history", history)):
             if not isinstance(tensor, Tensor):
@@ -156,7 +161,13 @@ class TargetAttention(torch.nn.Module):
         k = self.k_proj(history).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(history).unflatten(-1, (self.num_kv_heads, self.head_dim))
         out, _ = ops.target_attention(
-            q, k, v, as_cand_to_user(cand_to_user), user_lengths=user_lengths, user_mask=user_mask
+            q,
+            k,
+            v,
+            as_cand_to_user(cand_to_user),
+            user_lengths=user_lengths,
+            user_mask=user_mask,
+            user_offsets=user_offsets,
         )
         out = self.out_proj(out.flatten(-2))
         return out if x_cand.dim() == 3 else out.squeeze(1)

@@ -140,7 +140,8 @@ def generator_of(this: Case) -> torch.Generator:
 def make_inputs(this: Case, device: str = "cpu") -> dict[str, Any]:
     """The arguments of one call by name: float tensors, ``cand_to_user``, then the options.
 
-    The option ``parts`` is none of the operator's: it makes ``e_cand`` a list of so many views.
+    Two options are none of the operators': ``parts`` makes ``e_cand`` a list of so many views,
+    ``packed`` makes ``k`` and ``v`` packed histories of mixed lengths.
     """
     generator = generator_of(this)
     num_users, num_candidates = this.size("U"), this.size("B")
@@ -161,7 +162,27 @@ def make_inputs(this: Case, device: str = "cpu") -> dict[str, Any]:
     options = dict(this.options)
     if "parts" in options:
         arguments["e_cand"] = in_parts(arguments["e_cand"], options.pop("parts"))
+    if options.pop("packed", False):
+        offsets = history_offsets(num_users, this.size("S"), generator)
+        for name in ("k", "v"):
+            arguments[name] = in_layout(packed(arguments[name].cpu(), offsets), this.layout)
+            arguments[name] = arguments[name].to(device)
+        arguments["user_offsets"] = in_layout(offsets, this.layout).to(device)
     return {**arguments, **options}
+
+
+def history_offsets(num_users: int, longest: int, generator: torch.Generator) -> Tensor:
+    """``user_offsets`` of histories of random lengths, 0, 1 and ``longest`` among them."""
+    lengths = torch.randint(longest + 1, (num_users,), generator=generator)
+    for first, length in enumerate((longest, 0, min(1, longest))):
+        lengths[first::5] = length
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def packed(histories: Tensor, user_offsets: Tensor) -> Tensor:
+    """The first rows of histories ``[U, S, ...]`` one after the other, then NaN: no user's rows."""
+    rows = [history[:n] for history, n in zip(histories, user_offsets.diff(), strict=True)]
+    return torch.cat([*rows, histories.new_full((3, *histories.shape[2:]), math.nan)])
 
 
 def in_parts(e_cand: Tensor, num_parts: int) -> list[Tensor]:

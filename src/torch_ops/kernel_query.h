@@ -16,6 +16,7 @@ struct KernelQuery {
   // Where the operands lie, as the CUDA kernels' choices depend on it; empty: all are contiguous
   // and aligned. Per operand: elements between an aligned address and the first one, then strides
   // (-1 each: a packed weight).
+  //   bmm     a_user, b_cand, then transpose_a and transpose_b
   //   linear  x_user, x_cand, w_user, w_cand
   //   lce     e_user, w_user, w_cand, then each e_cand, which K_i precedes
   //   target_attention  q, k, v, then whether there is a user_mask, and whether scale is positive

@@ -6,7 +6,9 @@
 #include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <utility>
 
+#include "ikbo/bmm_cuda.h"
 #include "ikbo/expand.h"
 #include "ikbo/lce.h"
 #include "ikbo/linear.h"
@@ -181,6 +183,30 @@ std::string select_lce(const KernelQuery& query) {
   return parts.size() > 1 && config.kernel != LceKernel::kSm90 ? kComposite : to_string(config);
 }
 
+std::string select_bmm(const KernelQuery& query) {
+  const auto [p, r, n] = std::array{query.dims[0], query.dims[1], query.dims[2]};
+  LayoutReader layout("bmm", query);
+  Operand a = layout.operand({p * r, r, 1});
+  Operand b = layout.operand({r * n, n, 1});
+  if (!layout.is_at_end() && layout.next() != 0) std::swap(a.strides[1], a.strides[2]);
+  if (!layout.is_at_end() && layout.next() != 0) std::swap(b.strides[1], b.strides[2]);
+  const BmmParams params{.num_users = static_cast<int32_t>(query.num_users),
+                         .num_candidates = static_cast<int32_t>(query.num_candidates),
+                         .p = static_cast<int32_t>(p),
+                         .r = static_cast<int32_t>(r),
+                         .n = static_cast<int32_t>(n),
+                         .dtype = dtype_of(query),
+                         .a_user = a.data,
+                         .b_cand = b.data,
+                         .stride_a_u = a.strides[0],
+                         .stride_a_p = a.strides[1],
+                         .stride_a_r = a.strides[2],
+                         .stride_b_b = b.strides[0],
+                         .stride_b_r = b.strides[1],
+                         .stride_b_n = b.strides[2]};
+  return to_string(select_bmm_cuda_config(params, current_limits()));
+}
+
 std::string select_target_attention(const KernelQuery& query) {
   const auto [num_queries, num_keys, num_heads, num_kv_heads, head_dim] =
       std::array{query.dims[0], query.dims[1], query.dims[2], query.dims[3], query.dims[4]};
@@ -215,6 +241,7 @@ std::string select_target_attention(const KernelQuery& query) {
 }  // namespace
 
 std::string select_cuda_kernel(const std::string& op, const KernelQuery& query) {
+  if (op == "bmm") return select_bmm(query);
   if (op == "expand") return select_expand(query);
   if (op == "linear") return select_linear(query);
   if (op == "lce") return select_lce(query);

@@ -8,7 +8,8 @@ namespace ikbo::device {
 
 inline constexpr int kGroupThreads = 1024;
 inline constexpr int kGroupArrays = 3;  // int32 [U] each, of scratch in the workspace
-inline constexpr int kMaxUsersInShared = 16384;
+// Their scratch fits into the shared memory of every architecture since sm_80 (99 KB on sm_86).
+inline constexpr int kMaxUsersInShared = 8192;
 
 // Bytes of dynamic shared memory of a CTA that calls group_candidates: the scratch, where it fits.
 inline constexpr int group_shared_bytes(int num_users) {

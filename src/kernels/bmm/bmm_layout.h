@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of bmm share with their host side: the list of tiles, where it lies in the
+// workspace, and how shared memory is divided.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "ikbo/bmm_cuda.h"
+#include "kernels/device/candidate_groups_layout.h"
+
+namespace ikbo::bmm_impl {
+
+// Columns of one user that are computed together; every tile of P has the same.
+// Column c of a user is column c % N of its candidate number c / N.
+inline constexpr int kTileColumns = 64;
+
+struct alignas(16) Tile {
+  std::int32_t user;
+  std::int32_t first_cand;  // position of the user's first candidate in the grouped list
+  std::int32_t first_column;
+  std::int32_t num_columns;  // at most kTileColumns
+};
+
+struct WorkspaceLayout {          // offsets in bytes
+  std::size_t num_tiles = 0;      // int32
+  std::size_t users = 0;          // scratch of the grouping
+  std::size_t grouped_cands = 0;  // int32 [B]: candidates, user by user
+  std::size_t tiles = 0;          // Tile []
+  std::size_t total_bytes = 0;
+};
+
+// A bound: each user with candidates has at most one tile that is not full.
+inline std::int64_t max_tiles(const BmmParams& p) {
+  return std::int64_t{p.num_candidates} * p.n / kTileColumns +
+         std::min(p.num_users, p.num_candidates);
+}
+
+inline WorkspaceLayout make_workspace_layout(const BmmParams& p) {
+  const auto align = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
+  WorkspaceLayout layout;
+  layout.users = 256;
+  layout.grouped_cands =
+      layout.users + align(sizeof(std::int32_t) * device::kGroupArrays * p.num_users);
+  layout.tiles = layout.grouped_cands + align(std::size_t{4} * p.num_candidates);
+  layout.total_bytes = layout.tiles + align(sizeof(Tile) * max_tiles(p));
+  return layout;
+}
+
+// Of the sm_90a kernel.
+inline constexpr int kThreads = 128;  // of a warpgroup
+inline constexpr int kConsumers = 2;
+inline constexpr int kBlockR = 64;  // 128 bytes, the row of a swizzle pattern
+inline constexpr int kStageBytes = kTileColumns * kBlockR * 2;
+inline constexpr int kStagingRows = 64;  // of P that a consumer stores at a time
+inline constexpr int kStagingBytes = kStagingRows * kTileColumns * 2;
+inline constexpr int kStagingBuffers = 2;  // of each consumer
+inline constexpr int kMaxStages = 8;       // of each consumer
+inline constexpr int kMaxUserSlots = 8;
+inline constexpr int kBarrierBytes =
+    (2 * kConsumers * kMaxStages + 2 * kMaxUserSlots) * static_cast<int>(sizeof(std::uint64_t));
+inline constexpr int kMaxSharedBytes = 232448;
+
+inline constexpr int blocks_of(int r) { return (r + kBlockR - 1) / kBlockR; }
+inline constexpr int user_bytes(int tile_p, int num_blocks) {
+  return tile_p * kBlockR * 2 * num_blocks;
+}
+inline int shared_bytes(const BmmCudaConfig& config, int num_blocks) {
+  return config.user_slots * user_bytes(config.tile_p, num_blocks) +
+         kConsumers * (config.stages * kStageBytes + kStagingBuffers * kStagingBytes) +
+         kBarrierBytes;
+}
+
+// Candidates that one box of the copy engine, or a tile, takes side by side.
+inline constexpr int candidates_of_tile(int n) { return n < kTileColumns ? kTileColumns / n : 1; }
+
+}  // namespace ikbo::bmm_impl

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every role of bmm_sm90 shares: where things lie in shared memory, barriers, the walk over
+// tiles.
+#pragma once
+
+#include "kernels/bmm/bmm_sm90_traits.cuh"
+#include "kernels/device/ptx_mbarrier.cuh"
+
+namespace ikbo::bmm_impl {
+
+// Position in a ring; `phase` flips at each lap.
+struct RingPosition {
+  int slot = 0;
+  int phase = 0;
+
+  __device__ __forceinline__ void advance(int size) {
+    if (++slot == size) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+template <typename Traits>
+struct Sm90Cta {
+  const Sm90Params& params;
+  std::uint32_t s_base;
+
+  // Shared memory: user matrices, each consumer's stages, staging, barriers.
+  __device__ __forceinline__ std::uint32_t user_matrix(int slot) const {
+    return s_base + slot * params.args.num_blocks * Traits::kUserBlockBytes;
+  }
+  __device__ __forceinline__ std::uint32_t stage(int consumer, int slot) const {
+    return user_matrix(params.args.user_slots) +
+           (consumer * params.args.stages + slot) * kStageBytes;
+  }
+  __device__ __forceinline__ std::uint32_t staging(int consumer, int buffer) const {
+    return stage(kConsumers, 0) + (consumer * kStagingBuffers + buffer) * kStagingBytes;
+  }
+  __device__ __forceinline__ std::uint32_t barrier(int index) const {
+    return staging(kConsumers, 0) + index * static_cast<int>(sizeof(std::uint64_t));
+  }
+  __device__ __forceinline__ std::uint32_t full(int consumer, int slot) const {
+    return barrier(consumer * kMaxStages + slot);
+  }
+  __device__ __forceinline__ std::uint32_t empty(int consumer, int slot) const {
+    return barrier((kConsumers + consumer) * kMaxStages + slot);
+  }
+  __device__ __forceinline__ std::uint32_t full_user(int slot) const {
+    return barrier(2 * kConsumers * kMaxStages + slot);
+  }
+  __device__ __forceinline__ std::uint32_t empty_user(int slot) const {
+    return barrier(2 * kConsumers * kMaxStages + kMaxUserSlots + slot);
+  }
+
+  __device__ __forceinline__ bool is_async() const { return params.args.feed == BmmFeed::kAsync; }
+
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr int kWarps = kThreads / 32;
+    for (int c = 0; c < kConsumers; ++c) {
+      for (int s = 0; s < params.args.stages; ++s) {
+        device::mbarrier_init(full(c, s), is_async() ? kThreads : 1);
+        device::mbarrier_init(empty(c, s), kWarps);
+      }
+    }
+    for (int s = 0; s < params.args.user_slots; ++s) {
+      device::mbarrier_init(full_user(s), 1);
+      device::mbarrier_init(empty_user(s), kConsumers * kWarps);
+    }
+    device::mbarrier_init_fence();
+  }
+
+  struct TileAt {
+    Tile tile;
+    int tile_p;
+    int consumer;
+    bool is_new_user;  // or a new tile of P
+  };
+  // Walks over a CTA's share of all tiles: neighbours, so that most have the same user. The next
+  // one is asked for while the current one is worked on.
+  class TileCursor {
+   public:
+    __device__ __forceinline__ explicit TileCursor(const Sm90Args& args)
+        : tiles_(args.tiles), num_tiles_(*args.num_tiles) {
+      const std::int64_t all = std::int64_t{num_tiles_} * args.num_tiles_p;
+      const std::int64_t begin = all * blockIdx.x / gridDim.x;
+      left_ = all * (blockIdx.x + 1) / gridDim.x - begin;
+      if (left_ == 0) return;
+      tile_p_ = static_cast<int>(begin / num_tiles_);
+      index_ = static_cast<int>(begin - std::int64_t{tile_p_} * num_tiles_);
+      next_ = tiles_[index_];
+    }
+    __device__ __forceinline__ bool take(TileAt& at) {
+      if (left_ == 0) return false;
+      at.is_new_user = next_.user != user_ || index_ == 0;
+      at.tile = next_;
+      at.tile_p = tile_p_;
+      at.consumer = consumer_;
+      user_ = next_.user;
+      consumer_ ^= 1;
+      --left_;
+      if (++index_ == num_tiles_) {
+        index_ = 0;
+        ++tile_p_;
+      }
+      if (left_ > 0) next_ = tiles_[index_];
+      return true;
+    }
+
+   private:
+    const Tile* tiles_;
+    int num_tiles_;
+    std::int64_t left_;
+    int tile_p_ = 0;
+    int index_ = 0;
+    int user_ = -1;
+    int consumer_ = 0;
+    Tile next_{};
+  };
+
+  struct Column {
+    int cand;
+    int n;
+  };
+  // Where a column of the tile, below its num_columns, lies.
+  __device__ __forceinline__ Column column_at(const Tile& tile, int column) const {
+    const int of_user = tile.first_column + column;
+    const int position = params.args.divide_by_n(of_user);
+    return {params.args.grouped_cands[tile.first_cand + position],
+            of_user - position * params.args.n};
+  }
+};
+
+}  // namespace ikbo::bmm_impl

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host side of one bmm_sm90 instance: tensor maps, arguments, launch.
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/bmm/bmm_sm90.cuh"
+#include "kernels/bmm/bmm_sm90_launch.h"
+#include "kernels/host/launch.h"
+#include "kernels/host/tensor_map.h"
+
+namespace ikbo::bmm_impl {
+
+inline constexpr const char* kWhat = "ikbo::bmm";
+
+// A matrix whose contiguous dimension is R or the other one.
+struct MatrixMap {
+  const void* data;
+  BmmInner inner;
+  int batch;
+  int size_out;  // P or N
+  std::int64_t stride_batch;
+  std::int64_t stride_sum;
+  std::int64_t stride_out;
+  int box_out;  // rows of a box where R is contiguous
+};
+
+inline CUtensorMap make_map(const MatrixMap& m, const BmmParams& p) {
+  const bool is_sum = m.inner == BmmInner::kSum;
+  host::TensorMap3d spec{.data = m.data, .dtype = p.dtype};
+  spec.extent[0] = is_sum ? p.r : m.size_out;
+  spec.extent[1] = is_sum ? m.size_out : p.r;
+  spec.extent[2] = m.batch;
+  spec.stride[0] = is_sum ? m.stride_out : m.stride_sum;
+  spec.stride[1] = m.stride_batch;
+  spec.box[0] = 64;
+  spec.box[1] = is_sum ? m.box_out : kBlockR;
+  spec.box[2] = 1;
+  return host::make_tensor_map(spec, kWhat);
+}
+
+template <typename Traits>
+void launch_typed(const Sm90Launch& launch) {
+  const BmmParams& p = launch.params;
+  const BmmCudaConfig& config = launch.config;
+  const WorkspaceLayout layout = make_workspace_layout(p);
+  const auto at = [&](std::size_t offset) { return launch.workspace + offset; };
+  const int num_blocks = blocks_of(p.r);
+  Sm90Params params{};
+  params.a = make_map({.data = p.a_user,
+                       .inner = Traits::kInnerA,
+                       .batch = p.num_users,
+                       .size_out = p.p,
+                       .stride_batch = p.stride_a_u,
+                       .stride_sum = p.stride_a_r,
+                       .stride_out = p.stride_a_p,
+                       .box_out = Traits::kTileP},
+                      p);
+  if (config.feed == BmmFeed::kTma) {
+    params.b = make_map({.data = p.b_cand,
+                         .inner = Traits::kInnerB,
+                         .batch = p.num_candidates,
+                         .size_out = p.n,
+                         .stride_batch = p.stride_b_b,
+                         .stride_sum = p.stride_b_r,
+                         .stride_out = p.stride_b_n,
+                         .box_out = std::min(p.n, kTileColumns)},
+                        p);
+  }
+  params.args = {.num_tiles = reinterpret_cast<const std::int32_t*>(at(layout.num_tiles)),
+                 .tiles = reinterpret_cast<const Tile*>(at(layout.tiles)),
+                 .grouped_cands = reinterpret_cast<const std::int32_t*>(at(layout.grouped_cands)),
+                 .b_cand = p.b_cand,
+                 .out = p.out,
+                 .stride_b_b = p.stride_b_b,
+                 .stride_b_inner = Traits::kInnerB == BmmInner::kSum ? p.stride_b_n : p.stride_b_r,
+                 .p = p.p,
+                 .r = p.r,
+                 .n = p.n,
+                 .divide_by_n = device::FastDivide(p.n),
+                 .num_tiles_p = (p.p + Traits::kTileP - 1) / Traits::kTileP,
+                 .num_blocks = num_blocks,
+                 .last_steps = (p.r - (num_blocks - 1) * kBlockR + 15) / 16,
+                 .user_slots = config.user_slots,
+                 .stages = config.stages,
+                 .feed = config.feed};
+  host::launch(kWhat, bmm_sm90_kernel<Traits>,
+               {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
+                .threads = Traits::kNumThreads,
+                .shared_bytes = shared_bytes(config, num_blocks),
+                .overlaps_previous = true},
+               launch.stream, params);
+}
+
+template <typename Element, int kTileP>
+void launch_oriented(const Sm90Launch& launch) {
+  constexpr BmmInner kSum = BmmInner::kSum;
+  constexpr BmmInner kOut = BmmInner::kOut;
+  const bool is_sum_a = launch.config.a_inner == kSum;
+  const bool is_sum_b = launch.config.b_inner == kSum;
+  if (is_sum_a && is_sum_b) return launch_typed<Sm90Traits<Element, kTileP, kSum, kSum>>(launch);
+  if (is_sum_a) return launch_typed<Sm90Traits<Element, kTileP, kSum, kOut>>(launch);
+  if (is_sum_b) return launch_typed<Sm90Traits<Element, kTileP, kOut, kSum>>(launch);
+  launch_typed<Sm90Traits<Element, kTileP, kOut, kOut>>(launch);
+}
+
+template <int kTileP>
+void launch_sm90(const Sm90Launch& launch) {
+  if (launch.params.dtype == DType::kFloat16) {
+    launch_oriented<__half, kTileP>(launch);
+  } else {
+    launch_oriented<__nv_bfloat16, kTileP>(launch);
+  }
+}
+
+}  // namespace ikbo::bmm_impl

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loaders of bmm_sm90: the user's matrix by the copy engine, columns of candidates by it or by
+// asynchronous copies of the producer's threads.
+#pragma once
+
+#include "kernels/bmm/bmm_sm90_cta.cuh"
+#include "kernels/device/ptx_cp_async.cuh"
+#include "kernels/device/ptx_tma.cuh"
+
+namespace ikbo::bmm_impl {
+
+template <typename Traits>
+struct Sm90Producer : Sm90Cta<Traits> {
+  using Cta = Sm90Cta<Traits>;
+  using Column = typename Cta::Column;
+  using TileAt = typename Cta::TileAt;
+  using TileCursor = typename Cta::TileCursor;
+  using Cta::column_at;
+  using Cta::empty;
+  using Cta::full;
+  using Cta::params;
+  using Cta::stage;
+
+  static constexpr int kRowsAtOnce = kThreads / 8;  // of 128 bytes, by all threads
+  static constexpr int kCopies = kTileColumns / kRowsAtOnce;
+  static_assert(kTileColumns == kBlockR);
+
+  // By one thread.
+  __device__ __forceinline__ void load_user(const TileAt& at, RingPosition& ring) const {
+    const std::uint32_t barrier = this->full_user(ring.slot);
+    device::mbarrier_wait(this->empty_user(ring.slot), ring.phase ^ 1);
+    device::mbarrier_arrive_expect_bytes(barrier, params.args.num_blocks * Traits::kUserBlockBytes);
+    std::uint32_t s_block = this->user_matrix(ring.slot);
+    const int first_p = at.tile_p * Traits::kTileP;
+    for (int block = 0; block < params.args.num_blocks; ++block) {
+      if constexpr (Traits::kInnerA == BmmInner::kSum) {
+        device::tma_load_3d(s_block, &params.a, barrier, block * kBlockR, first_p, at.tile.user);
+      } else {
+        for (int chunk = 0; chunk < Traits::kTileP / 64; ++chunk) {
+          device::tma_load_3d(s_block + chunk * Traits::kChunkBytes, &params.a, barrier,
+                              first_p + chunk * 64, block * kBlockR, at.tile.user);
+        }
+      }
+      s_block += Traits::kUserBlockBytes;
+    }
+    ring.advance(params.args.user_slots);
+  }
+
+  // By one warp: a lane loads the columns of one candidate.
+  __device__ __forceinline__ void produce_boxes(int lane) const {
+    const Sm90Args& args = params.args;
+    const int box_columns = min(args.n, kTileColumns);
+    const auto has_box = [&](const TileAt& at) { return lane * box_columns < at.tile.num_columns; };
+    RingPosition rings[kConsumers];
+    RingPosition user_ring;
+    TileCursor cursor(args);
+    TileAt at;
+    bool has_tile = cursor.take(at);
+    Column column{};
+    if (has_tile && has_box(at)) column = column_at(at.tile, lane * box_columns);
+    while (has_tile) {
+      TileAt next;
+      Column next_column{};
+      const bool has_next = cursor.take(next);
+      if (has_next && has_box(next)) next_column = column_at(next.tile, lane * box_columns);
+      if (lane == 0 && at.is_new_user) load_user(at, user_ring);
+      __syncwarp();
+      const int box_bytes = box_columns * kBlockR * 2;
+#pragma unroll
+      for (int c = 0; c < kConsumers; ++c) {
+        if (c == at.consumer) {
+          load_boxes(at, c, rings[c], column, lane, has_box(at), box_bytes);
+        }
+      }
+      at = next;
+      column = next_column;
+      has_tile = has_next;
+    }
+  }
+
+  __device__ __forceinline__ void load_boxes(const TileAt& at, int consumer, RingPosition& ring,
+                                             const Column& column, int lane, bool has_box,
+                                             int box_bytes) const {
+    const int boxes = __popc(__ballot_sync(~0u, has_box));
+#pragma unroll 1
+    for (int block = 0; block < params.args.num_blocks; ++block) {
+      const std::uint32_t barrier = full(consumer, ring.slot);
+      device::mbarrier_wait(empty(consumer, ring.slot), ring.phase ^ 1);
+      if (lane == 0) device::mbarrier_arrive_expect_bytes(barrier, boxes * box_bytes);
+      __syncwarp();
+      if (has_box) {
+        const std::uint32_t s_box = stage(consumer, ring.slot) + lane * box_bytes;
+        if constexpr (Traits::kInnerB == BmmInner::kSum) {
+          device::tma_load_3d(s_box, &params.b, barrier, block * kBlockR, column.n, column.cand);
+        } else {
+          device::tma_load_3d(s_box, &params.b, barrier, column.n, block * kBlockR, column.cand);
+        }
+      }
+      __syncwarp();
+      ring.advance(params.args.stages);
+    }
+  }
+
+  // What a thread copies of a tile: vector thread % 8 of rows thread / 8 + i * kRowsAtOnce. A row
+  // is a column of the tile (R contiguous), or a step of R, whose vectors lie in different
+  // candidates.
+  struct Sources {
+    static constexpr int kCount = Traits::kInnerB == BmmInner::kSum ? kCopies : 1;
+    const std::uint16_t* data[kCount];  // of the first block; nullptr: a column that is not there
+  };
+  __device__ __forceinline__ Sources find_sources(const TileAt& at, int thread) const {
+    const Sm90Args& args = params.args;
+    const auto* g_b = static_cast<const std::uint16_t*>(args.b_cand);
+    Sources sources;
+#pragma unroll
+    for (int i = 0; i < Sources::kCount; ++i) {
+      constexpr bool kIsSum = Traits::kInnerB == BmmInner::kSum;
+      const int index = kIsSum ? thread / 8 + i * kRowsAtOnce : thread % 8 * 8;
+      sources.data[i] = nullptr;
+      if (index >= at.tile.num_columns) continue;
+      const Column column = column_at(at.tile, index);
+      const std::int64_t inner = kIsSum ? column.n * args.stride_b_inner + thread % 8 * 8
+                                        : column.n + thread / 8 * args.stride_b_inner;
+      sources.data[i] = g_b + column.cand * args.stride_b_b + inner;
+    }
+    return sources;
+  }
+
+  __device__ __forceinline__ void copy_block(const Sources& sources, std::uint32_t s_stage,
+                                             int first_r, int thread) const {
+    const Sm90Args& args = params.args;
+    const int row = thread / 8;
+    const int vector = thread % 8;
+    const std::uint32_t s_first = s_stage + row * 128 + ((vector ^ row % 8) << 4);
+    static_assert(kRowsAtOnce % 8 == 0);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const std::uint16_t* g_source;
+      int bytes;
+      if constexpr (Traits::kInnerB == BmmInner::kSum) {
+        g_source = sources.data[i];
+        bytes = g_source == nullptr ? 0 : min(max(args.r - first_r - vector * 8, 0), 8) * 2;
+        g_source += first_r;
+      } else {
+        const int r = first_r + i * kRowsAtOnce;
+        g_source = sources.data[0];
+        bytes = g_source == nullptr || r + row >= args.r ? 0 : 16;
+        g_source += r * args.stride_b_inner;
+      }
+      device::copy_async<16>(s_first + i * kRowsAtOnce * 128, bytes > 0 ? g_source : args.b_cand,
+                             bytes);
+    }
+  }
+
+  // By all threads of the producer.
+  __device__ __forceinline__ void produce_copies(int thread) const {
+    RingPosition rings[kConsumers];
+    RingPosition user_ring;
+    TileCursor cursor(params.args);
+    TileAt at;
+    bool has_tile = cursor.take(at);
+    Sources sources{};
+    if (has_tile) sources = find_sources(at, thread);
+    while (has_tile) {
+      TileAt next;
+      Sources next_sources{};
+      const bool has_next = cursor.take(next);
+      if (has_next) next_sources = find_sources(next, thread);
+      if (thread == 0 && at.is_new_user) load_user(at, user_ring);
+      __syncwarp();
+#pragma unroll
+      for (int c = 0; c < kConsumers; ++c) {
+        if (c != at.consumer) continue;
+#pragma unroll 1
+        for (int block = 0; block < params.args.num_blocks; ++block) {
+          device::mbarrier_wait(empty(c, rings[c].slot), rings[c].phase ^ 1);
+          copy_block(sources, stage(c, rings[c].slot), block * kBlockR, thread);
+          device::copy_async_arrive(full(c, rings[c].slot));
+          rings[c].advance(params.args.stages);
+        }
+      }
+      at = next;
+      sources = next_sources;
+      has_tile = has_next;
+    }
+    device::copy_async_commit();
+    device::copy_async_wait<0>();
+  }
+};
+
+}  // namespace ikbo::bmm_impl

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments and tile sizes of bmm_sm90.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/bmm/bmm_layout.h"
+#include "kernels/device/fast_divide.cuh"
+
+namespace ikbo::bmm_impl {
+
+struct Sm90Args {
+  const std::int32_t* num_tiles;
+  const Tile* tiles;
+  const std::int32_t* grouped_cands;
+  const void* b_cand;
+  void* out;
+  std::int64_t stride_b_b;
+  std::int64_t stride_b_inner;  // of the dimension of b_cand that is not contiguous
+  int p;
+  int r;
+  int n;
+  device::FastDivide divide_by_n;
+  int num_tiles_p;
+  int num_blocks;  // of R
+  int last_steps;  // steps of 16 in the last of them
+  int user_slots;
+  int stages;
+  BmmFeed feed;
+};
+
+struct Sm90Params {
+  CUtensorMap a;  // (r, p, user) or (p, r, user)
+  CUtensorMap b;  // (r, n, candidate) or (n, r, candidate); kTma alone
+  Sm90Args args;
+};
+
+template <typename ElementT, int kTilePT, BmmInner kInnerAT, BmmInner kInnerBT>
+struct Sm90Traits {
+  using Element = ElementT;
+  static constexpr int kTileP = kTilePT;
+  static constexpr BmmInner kInnerA = kInnerAT;
+  static constexpr BmmInner kInnerB = kInnerBT;
+  static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
+  static constexpr int kAlignment = 1024;  // of every operand tile, for the swizzle
+
+  // A block of R of the user's matrix: [kTileP][64 r], or column chunks of [64 r][64 p].
+  static constexpr int kUserBlockBytes = user_bytes(kTileP, 1);
+  static constexpr int kChunkBytes = kBlockR * 64 * 2;
+
+  // Registers of a thread after they are shared out anew: no more than the launch has.
+  static constexpr int kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = 72;
+  static constexpr int kLaunchRegisters = 65536 / kNumThreads / 8 * 8;
+  static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
+                (kConsumers + 1) * kLaunchRegisters);
+};
+
+}  // namespace ikbo::bmm_impl

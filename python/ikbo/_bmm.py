@@ -31,7 +31,8 @@ def bmm(
         transpose_b: whether each matrix of ``b_cand`` is transposed first.
 
     Returns:
-        ``[B, P, N]``, contiguous, same dtype. On the CPU sums are fp32 or better and rounded once.
+        ``[B, P, N]``, contiguous, same dtype. On CPU and CUDA sums are fp32 or better and rounded
+        once.
 
     Errors:
         TypeError: an argument of another type, or a tensor that is not dense.

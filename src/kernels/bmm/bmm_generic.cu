@@ -34,6 +34,21 @@ const std::int32_t* ints_at(const unsigned char* workspace, std::size_t offset) 
   return reinterpret_cast<const std::int32_t*>(workspace + offset);
 }
 
+using Kernel = void (*)(GenericArgs);
+
+// Copies go along R where that is the inner dimension.
+template <typename Engine>
+Kernel select_kernel(const BmmParams& p) {
+  const bool along_r_a = p.stride_a_r < p.stride_a_p;
+  const bool along_r_b = p.stride_b_r < p.stride_b_n;
+  if (along_r_a) {
+    return along_r_b ? bmm_generic_kernel<Engine, true, true>
+                     : bmm_generic_kernel<Engine, true, false>;
+  }
+  return along_r_b ? bmm_generic_kernel<Engine, false, true>
+                   : bmm_generic_kernel<Engine, false, false>;
+}
+
 template <typename Engine>
 void launch_engine(const BmmParams& p, int num_sms, const unsigned char* workspace,
                    cudaStream_t stream) {
@@ -41,7 +56,7 @@ void launch_engine(const BmmParams& p, int num_sms, const unsigned char* workspa
   const WorkspaceLayout layout = make_workspace_layout(p);
   const std::int64_t num_tiles_p = (std::int64_t{p.p} + kGenericTile - 1) / kGenericTile;
   const std::int64_t grid = std::min(max_tiles(p) * num_tiles_p, num_sms * kCtasPerSm);
-  host::launch("ikbo::bmm", bmm_generic_kernel<Engine>,
+  host::launch("ikbo::bmm", select_kernel<Engine>(p),
                {.grid = dim3(static_cast<unsigned>(grid)), .threads = kGenericThreads}, stream,
                GenericArgs{.num_tiles = ints_at(workspace, layout.num_tiles),
                            .tiles = reinterpret_cast<const Tile*>(workspace + layout.tiles),

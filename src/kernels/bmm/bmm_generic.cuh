@@ -177,23 +177,27 @@ struct SimtEngine {
 };
 
 // Where this thread's copies lie in a block of an operand: copy i at row of P (or column) x + i *
-// dx and step r + i * dr. Lanes go along the operand's inner dimension.
+// kStepX and step r + i * kStepR. Lanes go along the operand's inner dimension.
+template <int kBlockR, bool kAlongR>
 struct Walk {
+  static constexpr int kLanes = kAlongR ? kBlockR : kGenericTile;
+  static constexpr int kStepX = kAlongR ? kGenericThreads / kBlockR : 0;
+  static constexpr int kStepR = kAlongR ? 0 : kGenericThreads / kGenericTile;
   int x;
   int r;
-  int dx;
-  int dr;
-};
-template <int kBlockR>
-__device__ __forceinline__ Walk make_walk(bool along_r) {
-  const int thread = static_cast<int>(threadIdx.x);
-  if (along_r) return {thread / kBlockR, thread % kBlockR, kGenericThreads / kBlockR, 0};
-  return {thread % kGenericTile, thread / kGenericTile, 0, kGenericThreads / kGenericTile};
-}
 
-template <typename Engine>
+  __device__ __forceinline__ Walk() {
+    const int thread = static_cast<int>(threadIdx.x);
+    x = kAlongR ? thread / kLanes : thread % kLanes;
+    r = kAlongR ? thread % kLanes : thread / kLanes;
+  }
+};
+
+template <typename Engine, bool kAlongRA, bool kAlongRB>
 struct GenericTileProduct {
   using Word = typename Engine::Word;
+  using WalkA = Walk<Engine::kBlockR, kAlongRA>;
+  using WalkB = Walk<Engine::kBlockR, kAlongRB>;
   static constexpr int kCopies = Engine::kBlockR * kGenericTile / kGenericThreads;
 
   struct Shared {
@@ -208,36 +212,42 @@ struct GenericTileProduct {
 
   const GenericArgs& args;
   Shared& shared;
-  Walk walk_a;
-  Walk walk_b;
+  WalkA walk_a;
+  WalkB walk_b;
 
   __device__ __forceinline__ void fetch(Block& block, const Word* g_a, int rows,
                                         int first_r) const {
     const int r_left = args.r - first_r;
-    const auto* g_b = static_cast<const Word*>(args.b_cand);
+    // NOTE: addresses are carried along from copy to copy: one each would fill the registers.
+    g_a += walk_a.x * args.stride_a_p + (first_r + walk_a.r) * args.stride_a_r;
+    const std::int64_t step_a = WalkA::kStepX * args.stride_a_p + WalkA::kStepR * args.stride_a_r;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const int row = walk_a.x + i * walk_a.dx;
-      const int r = walk_a.r + i * walk_a.dr;
-      block.a[i] = row < rows && r < r_left
-                       ? g_a[row * args.stride_a_p + (first_r + r) * args.stride_a_r]
-                       : Word{0};
+      const bool exists =
+          walk_a.x + i * WalkA::kStepX < rows && walk_a.r + i * WalkA::kStepR < r_left;
+      block.a[i] = exists ? *g_a : Word{0};
+      g_a += step_a;
     }
+    const Word* g_b =
+        static_cast<const Word*>(args.b_cand) + (first_r + walk_b.r) * args.stride_b_r;
+    const std::int64_t step_b = WalkB::kStepR * args.stride_b_r;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      const GenericColumn& column = shared.columns[walk_b.x + i * walk_b.dx];
-      const int r = walk_b.r + i * walk_b.dr;
-      block.b[i] =
-          column.out >= 0 && r < r_left ? g_b[column.b + (first_r + r) * args.stride_b_r] : Word{0};
+      const GenericColumn& column = shared.columns[walk_b.x + i * WalkB::kStepX];
+      const bool exists = column.out >= 0 && walk_b.r + i * WalkB::kStepR < r_left;
+      block.b[i] = exists ? g_b[column.b] : Word{0};
+      g_b += step_b;
     }
   }
 
   __device__ __forceinline__ void store(const Block& block, int buffer) const {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      shared.operands.a[buffer][Engine::a_at(walk_a.x + i * walk_a.dx, walk_a.r + i * walk_a.dr)] =
+      shared.operands
+          .a[buffer][Engine::a_at(walk_a.x + i * WalkA::kStepX, walk_a.r + i * WalkA::kStepR)] =
           block.a[i];
-      shared.operands.b[buffer][Engine::b_at(walk_b.r + i * walk_b.dr, walk_b.x + i * walk_b.dx)] =
+      shared.operands
+          .b[buffer][Engine::b_at(walk_b.r + i * WalkB::kStepR, walk_b.x + i * WalkB::kStepX)] =
           block.b[i];
     }
   }
@@ -255,6 +265,7 @@ struct GenericTileProduct {
       fetch(block, g_a, rows, 0);
       store(block, 0);
     }
+#pragma unroll 1
     for (int i = 0; i < num_blocks; ++i) {
       __syncthreads();  // buffer i % 2 is full, and nobody reads the other
       const bool has_next = i + 1 < num_blocks;
@@ -271,12 +282,11 @@ struct GenericTileProduct {
   }
 };
 
-template <typename Engine>
+template <typename Engine, bool kAlongRA, bool kAlongRB>
 __global__ void __launch_bounds__(kGenericThreads, 2) bmm_generic_kernel(const GenericArgs args) {
-  using Product = GenericTileProduct<Engine>;
+  using Product = GenericTileProduct<Engine, kAlongRA, kAlongRB>;
   __shared__ typename Product::Shared shared;
-  const Product product{args, shared, make_walk<Engine::kBlockR>(args.stride_a_r < args.stride_a_p),
-                        make_walk<Engine::kBlockR>(args.stride_b_r < args.stride_b_n)};
+  const Product product{.args = args, .shared = shared};
   const int num_tiles = *args.num_tiles;
   const std::int64_t num_items = std::int64_t{num_tiles} * args.num_tiles_p;
   for (std::int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {

@@ -15,7 +15,15 @@ from ikbo import _load
 _load.load()
 
 # Not before the operators are there.
-from ikbo.ops import bmm, expand, lce, linear, prepack, target_attention  # noqa: E402
+from ikbo.ops import (  # noqa: E402
+    bmm,
+    expand,
+    lce,
+    linear,
+    prepack,
+    self_target_attention,
+    target_attention,
+)
 
 if TYPE_CHECKING:
     from ikbo import nn
@@ -33,6 +41,7 @@ __all__ = [
     "nn",
     "package",
     "prepack",
+    "self_target_attention",
     "target_attention",
     "transform",
 ]

@@ -91,6 +91,9 @@ _QUERIES = {
         op="target_attention.packed",
         rows_more=1,
     ),
+    "ikbo::self_target_attention": _Query(
+        "k", "q_cand", lambda a: [a["q_cand"].shape[1], *a["q_user"].shape[1:3], *a["k"].shape[2:]]
+    ),
 }  # fmt: skip
 
 

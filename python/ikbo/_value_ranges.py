@@ -164,6 +164,7 @@ _SINKS: dict[object, Callable[[Node], list[Demand]]] = {
     aten.gather: _index_along,
     aten.index: _index,
     torch.ops.ikbo.target_attention: _lengths,
+    torch.ops.ikbo.self_target_attention: _lengths,
 }
 
 

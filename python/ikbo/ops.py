@@ -11,6 +11,15 @@ from ikbo._expand import expand
 from ikbo._lce import lce
 from ikbo._linear import linear
 from ikbo._prepack import prepack
+from ikbo._self_target_attention import self_target_attention
 from ikbo._target_attention import target_attention
 
-__all__ = ["bmm", "expand", "lce", "linear", "prepack", "target_attention"]
+__all__ = [
+    "bmm",
+    "expand",
+    "lce",
+    "linear",
+    "prepack",
+    "self_target_attention",
+    "target_attention",
+]

@@ -112,6 +112,36 @@ def target_attention(
     return out, lse if lse.dtype == torch.float64 else lse.float()
 
 
+def self_target_attention(
+    q_user: Tensor,
+    q_cand: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cand_to_user: Tensor,
+    user_lengths: Tensor | None = None,
+    cand_lengths: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Target attention of each row of a history, as a candidate of its user, and of candidates."""
+    num_users, num_keys, num_heads, _ = q_user.shape
+    user = torch.arange(num_users, device=k.device).repeat_interleave(num_keys)
+    row = torch.arange(num_keys, device=k.device).repeat(num_users)
+    seen = row + 1 if is_causal else torch.full_like(row, num_keys)
+    if user_lengths is not None:
+        is_row = row < expand(user_lengths, user)
+        seen = torch.where(is_row, seen, 0)
+        # Rows that are no queries may hold anything, NaN too.
+        q_user = torch.where(is_row.view(num_users, num_keys, 1, 1), q_user, 0)
+    rows = q_user.flatten(0, 1).unsqueeze(1)
+    out_user, lse_user = target_attention(rows, k, v, user, user_lengths, seen, scale=scale)
+    out_cand, lse_cand = target_attention(
+        q_cand, k, v, cand_to_user, user_lengths, cand_lengths, scale=scale
+    )
+    lse_user = lse_user.view(num_users, num_keys, num_heads).transpose(1, 2)
+    return out_user.view(q_user.shape), out_cand, lse_user, lse_cand
+
+
 def padded(rows: Tensor, user_offsets: Tensor) -> Tensor:
     """Packed histories ``[T, ...]`` as ``[U, S, ...]``, S the longest; what fills them up is some
     row's."""

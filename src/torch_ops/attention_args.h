@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of ikbo::target_attention and target_attention.packed, and their checks, shared by
-// the CPU kernel and the composite.
+// The arguments of ikbo::target_attention and target_attention.packed, which the two parts of
+// ikbo::self_target_attention have too, and their checks, shared by the CPU kernel and the
+// composite.
 #pragma once
 
 #include <optional>
@@ -10,6 +11,15 @@
 namespace ikbo::ops {
 
 inline const std::optional<Tensor> kNoTensor;
+
+// What the rows of q are.
+enum class Queries : std::int8_t {
+  kCandidates,
+  // The history itself: B is U, cand_to_user counts up, Q is S, and rows at or past the user's
+  // length have no key. The composite alone knows these two.
+  kHistory,
+  kCausalHistory,  // row i has the keys up to i
+};
 
 struct AttentionArgs {
   const Tensor& q;
@@ -22,6 +32,10 @@ struct AttentionArgs {
   const std::optional<double>& scale;
   // Present: k and v are packed, [T, H_kv, D], and neither lengths of users nor a mask are.
   const std::optional<Tensor>& user_offsets = kNoTensor;
+  Queries queries = Queries::kCandidates;
+  // For the texts of errors.
+  const char* op = "target_attention";
+  const char* q_name = "q";
 
   bool is_packed() const { return user_offsets.has_value(); }
   int64_t num_users() const { return is_packed() ? user_offsets->size(0) - 1 : k.size(0); }

@@ -15,8 +15,6 @@
 namespace ikbo::ops {
 namespace {
 
-constexpr const char* kOp = "target_attention";
-
 // Values in [0, S]; of packed histories, which have no S, not negative.
 Tensor checked_lengths(const char* name, const Tensor& lengths, const AttentionArgs& args) {
   const Tensor values = torch::stable::contiguous(lengths);
@@ -26,9 +24,9 @@ Tensor checked_lengths(const char* name, const Tensor& lengths, const AttentionA
     if (data[i] >= 0 && data[i] <= longest) {
       continue;
     }
-    STD_TORCH_CHECK(!args.is_packed(), "ikbo::", kOp, ": ", name,
+    STD_TORCH_CHECK(!args.is_packed(), "ikbo::", args.op, ": ", name,
                     " values must not be negative; got ", name, "[", i, "] = ", data[i]);
-    STD_TORCH_CHECK(false, "ikbo::", kOp, ": ", name,
+    STD_TORCH_CHECK(false, "ikbo::", args.op, ": ", name,
                     " values must be in [0, S] with S = ", longest, "; got ", name, "[", i,
                     "] = ", data[i]);
   }
@@ -59,7 +57,7 @@ std::array<int64_t, 4> strides_of(const Tensor& tensor) {
 struct AttentionCall {
   explicit AttentionCall(const AttentionArgs& args) {
     check_sizes(args);
-    index = cpu::checked_index(kOp, args.cand_to_user, args.num_users());
+    index = cpu::checked_index(args.op, args.cand_to_user, args.num_users());
     params = make_params(args);
     params.cand_to_user = index.const_data_ptr<int32_t>();
     if (args.user_offsets) {
@@ -90,13 +88,27 @@ struct AttentionCall {
   std::optional<Tensor> user_mask;
 };
 
-// Runs `work(next_task)` on every thread; tasks are handed out through the counter.
+// A call with room for its results.
+struct AttentionRun : AttentionCall {
+  explicit AttentionRun(const AttentionArgs& args)
+      : AttentionCall(args),
+        out(torch::stable::new_empty(args.q, args.q.sizes())),
+        lse(torch::stable::new_empty(args.q, {args.q.size(0), args.q.size(2), args.q.size(1)},
+                                     lse_dtype(args.q))) {
+    params.out = out.mutable_data_ptr();
+    params.lse = lse.mutable_data_ptr();
+  }
+
+  Tensor out;
+  Tensor lse;
+};
+
+// Runs `work()` on every thread, as far as there are tasks.
 template <typename Work>
-void run_on_threads(const TargetAttentionPlan& plan, const Work& work) {
-  const auto num_tasks = static_cast<int64_t>(plan.tasks().size());
-  const int64_t workers = std::min<int64_t>(torch::stable::get_num_threads(), num_tasks);
-  std::atomic<int64_t> next_task{0};
-  torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) { work(next_task); });
+void run_on_threads(std::size_t num_tasks, const Work& work) {
+  const int64_t workers =
+      std::min<int64_t>(torch::stable::get_num_threads(), static_cast<int64_t>(num_tasks));
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t, int64_t) { work(); });
 }
 
 }  // namespace
@@ -104,10 +116,10 @@ void run_on_threads(const TargetAttentionPlan& plan, const Work& work) {
 void check_sizes(const AttentionArgs& args) {
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   const int64_t rows = args.q.size(0) * args.q.size(1) * args.q.size(2);
-  STD_TORCH_CHECK(rows <= kMax, "ikbo::target_attention: B * Q * H must be at most ", kMax,
-                  "; got ", rows, "; split the candidates over several calls");
+  STD_TORCH_CHECK(rows <= kMax, "ikbo::", args.op, ": B * Q * H must be at most ", kMax, "; got ",
+                  rows, "; split the candidates over several calls");
   for (int64_t size : {args.num_users(), args.is_packed() ? 0 : args.k.size(1), args.q.size(3)}) {
-    STD_TORCH_CHECK(size <= kMax, "ikbo::target_attention: U, S and D must be at most ", kMax,
+    STD_TORCH_CHECK(size <= kMax, "ikbo::", args.op, ": U, S and D must be at most ", kMax,
                     "; got ", size);
   }
 }
@@ -140,22 +152,40 @@ ScalarType lse_dtype(const Tensor& q) {
   return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-std::tuple<Tensor, Tensor> run_attention_cpu(const char* op, const AttentionArgs& args) {
-  AttentionCall call(args);
-  const Tensor& q = args.q;
-  Tensor out = torch::stable::new_empty(q, q.sizes());
-  Tensor lse = torch::stable::new_empty(q, {q.size(0), q.size(2), q.size(1)}, lse_dtype(q));
-  const TargetAttentionConfig config = select_target_attention_config(call.params);
-  trace_kernel(op, config);
-  if (!is_empty(call.params)) {
-    call.params.out = out.mutable_data_ptr();
-    call.params.lse = lse.mutable_data_ptr();
-    const TargetAttentionPlan plan(call.params, config);
+std::tuple<Tensor, Tensor> run_attention_cpu(const AttentionArgs& args) {
+  const AttentionRun run(args);
+  const TargetAttentionConfig config = select_target_attention_config(run.params);
+  trace_kernel(args.op, config);
+  if (!is_empty(run.params)) {
+    const TargetAttentionPlan plan(run.params, config);
     const CpuIsa isa = native_cpu_isa();
-    run_on_threads(
-        plan, [&](auto& next_task) { run_target_attention(call.params, plan, isa, next_task); });
+    std::atomic<int64_t> next_task{0};
+    run_on_threads(plan.tasks().size(),
+                   [&] { run_target_attention(run.params, plan, isa, next_task); });
   }
-  return {out, lse};
+  return {run.out, run.lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> run_two_attentions_cpu(const AttentionArgs& first,
+                                                                  const AttentionArgs& second) {
+  const AttentionRun first_run(first);
+  const AttentionRun second_run(second);
+  TargetAttentionParams both = second_run.params;
+  both.num_candidates = both.num_candidates * both.num_queries +
+                        first_run.params.num_candidates * first_run.params.num_queries;
+  both.num_queries = 1;
+  const TargetAttentionConfig config = select_target_attention_config(both);
+  trace_kernel(second.op, config);
+  const TargetAttentionPlan first_plan(first_run.params, config);
+  const TargetAttentionPlan second_plan(second_run.params, config);
+  const CpuIsa isa = native_cpu_isa();
+  std::atomic<int64_t> next_of_first{0};
+  std::atomic<int64_t> next_of_second{0};
+  run_on_threads(first_plan.tasks().size() + second_plan.tasks().size(), [&] {
+    run_target_attention(first_run.params, first_plan, isa, next_of_first);
+    run_target_attention(second_run.params, second_plan, isa, next_of_second);
+  });
+  return {first_run.out, second_run.out, first_run.lse, second_run.lse};
 }
 
 std::tuple<Tensor, Tensor, Tensor> run_attention_backward_cpu(const AttentionArgs& args,
@@ -183,9 +213,9 @@ std::tuple<Tensor, Tensor, Tensor> run_attention_backward_cpu(const AttentionArg
     const TargetAttentionPlan plan =
         TargetAttentionPlan::for_backward(call.params, select_target_attention_config(call.params));
     const CpuIsa isa = native_cpu_isa();
-    run_on_threads(plan, [&](auto& next_task) {
-      run_target_attention_backward(params, plan, isa, next_task);
-    });
+    std::atomic<int64_t> next_task{0};
+    run_on_threads(plan.tasks().size(),
+                   [&] { run_target_attention_backward(params, plan, isa, next_task); });
   }
   return {grad_q, grad_k, grad_v};
 }

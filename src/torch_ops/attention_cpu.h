@@ -21,9 +21,12 @@ bool is_empty(const TargetAttentionParams& params);
 // Of the log-sum-exp.
 ScalarType lse_dtype(const Tensor& q);
 
-// Throw, naming the operator and the place, for values of the index, the lengths and the offsets
-// that are out of range. `op` is what the kernel's trace calls the operator.
-std::tuple<Tensor, Tensor> run_attention_cpu(const char* op, const AttentionArgs& args);
+// All throw, naming the operator and the place, for values of the index, the lengths and the
+// offsets that are out of range.
+std::tuple<Tensor, Tensor> run_attention_cpu(const AttentionArgs& args);
+// Both at once: no thread waits between them. (first out, second out, first lse, second lse)
+std::tuple<Tensor, Tensor, Tensor, Tensor> run_two_attentions_cpu(const AttentionArgs& first,
+                                                                  const AttentionArgs& second);
 std::tuple<Tensor, Tensor, Tensor> run_attention_backward_cpu(const AttentionArgs& args,
                                                               const AttentionGrads& grads,
                                                               const Tensor& out, const Tensor& lse);

@@ -16,7 +16,21 @@ using torch::stable::Tensor;
 
 std::tuple<Tensor, Tensor> target_attention(const ops::AttentionArgs& args);
 
-// `out` and `lse` as the forward gave them. Gradients of k and v are summed in fp32 or better.
+// Gradients of k and v, summed in fp32 or better over the calls that have both.
+struct KeyGrads {
+  explicit KeyGrads(const ops::AttentionArgs& args);
+
+  // In the sizes and the dtype of k and v.
+  std::tuple<Tensor, Tensor> finished(const ops::AttentionArgs& args) const;
+
+  Tensor k;
+  Tensor v;
+};
+
+// `out` and `lse` as the forward gave them. Adds to `sums`, returns the gradient of q.
+Tensor add_gradients(const ops::AttentionArgs& args, const ops::AttentionGrads& grads,
+                     const Tensor& out, const Tensor& lse, KeyGrads& sums);
+
 std::tuple<Tensor, Tensor, Tensor> target_attention_backward(const ops::AttentionArgs& args,
                                                              const ops::AttentionGrads& grads,
                                                              const Tensor& out, const Tensor& lse);

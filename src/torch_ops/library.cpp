@@ -70,6 +70,17 @@ std::string select_packed_target_attention(const KernelQuery& query) {
                                   .layout = {}});
 }
 
+// Of all rows together: those of the histories and those of the candidates.
+std::string select_self_target_attention(const KernelQuery& query) {
+  const auto& dims = query.dims;
+  const int64_t rows = query.num_users * dims[1] + query.num_candidates * dims[0];
+  return select_target_attention({.dtype = query.dtype,
+                                  .num_users = query.num_users,
+                                  .num_candidates = rows,
+                                  .dims = {1, dims[1], dims[2], dims[3], dims[4]},
+                                  .layout = {}});
+}
+
 struct Selector {
   std::string_view op;
   const char* dims;  // the operator's remaining sizes, in order
@@ -82,6 +93,7 @@ constexpr std::array kCpuSelectors{
     Selector{"expand", "[row elements]", 1, select_expand},
     Selector{"lce", "[M, N, K_user, K_cand]", 4, select_lce},
     Selector{"linear", "[M, K_user, K_cand]", 3, select_linear},
+    Selector{"self_target_attention", "[Q, S, H, H_kv, D]", 5, select_self_target_attention},
     Selector{"target_attention", "[Q, S, H, H_kv, D]", 5, select_target_attention},
     Selector{"target_attention.packed", "[Q, H, H_kv, D]", 4, select_packed_target_attention},
 };

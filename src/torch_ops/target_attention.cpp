@@ -22,12 +22,6 @@
 namespace ikbo::ops {
 namespace {
 
-constexpr const char* kOp = "target_attention";
-
-std::tuple<Tensor, Tensor> run_cpu(const AttentionArgs& args) {
-  return run_attention_cpu(kOp, args);
-}
-
 #ifdef IKBO_WITH_CUDA
 // The values of a list that the device reads, contiguous; nullptr where there is none.
 const int32_t* int32_data(const std::optional<Tensor>& list, std::optional<Tensor>& dense) {
@@ -66,7 +60,7 @@ std::tuple<Tensor, Tensor> run_cuda(const AttentionArgs& args) {
   const Tensor workspace = torch::stable::new_empty(
       q, {static_cast<int64_t>(target_attention_workspace_bytes(params, config))},
       ScalarType::Byte);
-  trace_kernel(kOp, config);
+  trace_kernel(args.op, config);
   target_attention(params, config, limits, workspace.mutable_data_ptr(),
                    current_cuda_stream(device));
   return {out, lse};
@@ -151,8 +145,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ikbo, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) {
-  m.impl("target_attention", TORCH_BOX(&forward<&run_cpu>));
-  m.impl("target_attention.packed", TORCH_BOX(&packed_forward<&run_cpu>));
+  m.impl("target_attention", TORCH_BOX(&forward<&run_attention_cpu>));
+  m.impl("target_attention.packed", TORCH_BOX(&packed_forward<&run_attention_cpu>));
   m.impl("_target_attention_backward", TORCH_BOX(&backward<&run_attention_backward_cpu>));
   m.impl("_target_attention_backward.packed",
          TORCH_BOX(&packed_backward<&run_attention_backward_cpu>));

@@ -98,7 +98,9 @@ def masked_inputs(this: Case) -> dict[str, Any]:
             lengths = torch.randint(this.size("S") + 1, (this.size(letter),), generator=generator)
             lengths[0] = 0
             inputs[name] = lengths.to(torch.int32)
-        inputs["user_mask"] = torch.rand(this.size("U"), this.size("S"), generator=generator) < 0.7
+        if this.op == "target_attention":
+            mask = torch.rand(this.size("U"), this.size("S"), generator=generator) < 0.7
+            inputs["user_mask"] = mask
     return inputs
 
 
@@ -125,23 +127,28 @@ def run(this: Case) -> dict[str, Any]:
     return {"id": this.id, "error": error, "forward": forward_calls, "backward": list(calls)}
 
 
+def attention_gradients(
+    op: str, arguments: dict[str, Any], ones: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Not through autograd, whose way of keeping results loses the tensors' Python side."""
+    outputs = getattr(ikbo, op)(**arguments)
+    calls.clear()
+    backward = getattr(torch.ops.ikbo, f"_{op}_backward")
+    overload = backward.packed if "user_offsets" in arguments else backward.default
+    names = [argument.name for argument in overload._schema.arguments]
+    given = {"is_causal": False, **arguments}
+    inputs = [given.get(name) for name in names[len(outputs) : -len(outputs)]]
+    return list(overload(*map(ones, outputs), *inputs, *outputs))
+
+
 def check_gradients(this: Case, inputs: dict[str, Any]) -> None:
     """Gradients on the device equal those of the CPU kernel."""
     names = [name for name in SHAPES[this.op] if inputs[name] is not None]
     finite = pytree.tree_map_only(Tensor, torch.nan_to_num, inputs)
 
     def gradients(arguments: dict[str, Any], ones: Callable[[Tensor], Tensor]) -> list[Tensor]:
-        if this.op == "target_attention":
-            # Not through autograd, whose way of keeping results loses the tensors' Python side.
-            outputs = ikbo.target_attention(**arguments)
-            calls.clear()
-            backward = torch.ops.ikbo._target_attention_backward
-            is_packed = "user_offsets" in arguments
-            masks = ("user_lengths", "cand_lengths", "user_mask")
-            keys = ("user_offsets", "cand_lengths") if is_packed else masks
-            tensors = [arguments.get(n) for n in (*names, "cand_to_user", *keys)]
-            overload = backward.packed if is_packed else backward.default
-            return list(overload(*map(ones, outputs), *tensors, None, *outputs))
+        if this.op in ("target_attention", "self_target_attention"):
+            return attention_gradients(this.op, arguments, ones)
         leaves = [t.requires_grad_() for t in pytree.tree_leaves([arguments[n] for n in names])]
         output = getattr(ikbo, this.op)(**arguments)
         calls.clear()

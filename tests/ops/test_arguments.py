@@ -24,6 +24,7 @@ ARGUMENTS = {
     "bmm": ("a_user", "b_cand", "cand_to_user"),
     "target_attention": ("q", "k", "v", "cand_to_user"),
     "target_attention.packed": ("q", "k", "v", "cand_to_user"),
+    "self_target_attention": ("q_user", "q_cand", "k", "v", "cand_to_user"),
 }
 EVERY_ARGUMENT = pytest.mark.parametrize(
     ("name", "argument"), [(op, a) for op, names in ARGUMENTS.items() for a in names]
@@ -33,6 +34,7 @@ OPTIONAL = {
     "lce": ("bias",),
     "target_attention": ("user_lengths", "cand_lengths", "user_mask"),
     "target_attention.packed": ("cand_lengths",),
+    "self_target_attention": ("user_lengths", "cand_lengths"),
 }
 
 
@@ -115,6 +117,7 @@ def test_candidates_of_lce(e_cand: Any, argument: str, text: str) -> None:
         ("linear", "activation", 3, "be a str; got int"),
         ("bmm", "transpose_a", "yes", "be a bool; got str"),
         ("target_attention", "scale", "1", "be a float or None; got str"),
+        ("self_target_attention", "is_causal", "yes", "be a bool; got str"),
     ],
 )
 def test_option_of_another_type(name: str, argument: str, value: Any, text: str) -> None:

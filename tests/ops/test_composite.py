@@ -23,13 +23,22 @@ SIZES = {
     "lce": {"K_user": 300, "K_cand": 21, "M": 13, "N": 4},
     "bmm": {"P": 60, "R": 8, "N": 1},
     "target_attention": {"Q": 2, "H": 4, "H_kv": 2, "S": 64, "D": 8},
+    # The scores of a history's own rows are not for candidates, but must pass for small.
+    "self_target_attention": {"Q": 2, "H": 4, "H_kv": 2, "S": 16, "D": 8},
 }
 # The first of an operator's tensors that would be replicated without ikbo.
-USER_TENSOR = {"linear": "x_user", "lce": "e_user", "bmm": "a_user", "target_attention": "k"}
+USER_TENSOR = {
+    "linear": "x_user",
+    "lce": "e_user",
+    "bmm": "a_user",
+    "target_attention": "k",
+    "self_target_attention": "k",
+}
 FURTHER_OPTIONS = {
     "lce": ({"parts": 3},),
     "bmm": ({"transpose_a": True, "transpose_b": True},),
     "target_attention": ({"masks": True}, {"packed": True}),
+    "self_target_attention": ({"is_causal": True}, {"masks": True, "is_causal": True}),
 }
 CASES = [
     case(op, dtype, index, "contiguous", {"U": users, "B": candidates, **sizes}, **options)

@@ -31,6 +31,7 @@ DIFFERENTIABLE = {
     "bmm": small("bmm", {**SIZES, "P": 4, "R": 6, "N": 8}),
     "target_attention": small("target_attention", HEADS),
     "target_attention.packed": small("target_attention", HEADS, packed=True),
+    "self_target_attention": small("self_target_attention", HEADS, is_causal=True),
 }
 CASES = {
     **DIFFERENTIABLE,
@@ -56,7 +57,7 @@ def call_of(name: str) -> tuple[Callable[..., Tensor], dict[str, Any], str]:
         out = getattr(ikbo, this.op)(**arguments)
         return out if isinstance(out, Tensor) else out[0]
 
-    return call, inputs, "k" if this.op == "target_attention" else next(iter(inputs))
+    return call, inputs, "k" if "k" in inputs else next(iter(inputs))
 
 
 def of_user(name: str) -> tuple[Callable[[Tensor], Tensor], Tensor]:

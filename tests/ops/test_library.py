@@ -27,6 +27,10 @@ TRACED = {
         {"Q": 2, "S": 9, "H": 4, "H_kv": 2, "D": 8},
         ("Q", "S", "H", "H_kv", "D"),
     ),
+    "self_target_attention": (
+        {"Q": 2, "S": 9, "H": 4, "H_kv": 2, "D": 8},
+        ("Q", "S", "H", "H_kv", "D"),
+    ),
     "target_attention.packed": (
         {"Q": 2, "S": 9, "H": 4, "H_kv": 2, "D": 8},
         ("Q", "H", "H_kv", "D"),

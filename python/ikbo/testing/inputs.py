@@ -42,6 +42,12 @@ SHAPES: dict[str, dict[str, tuple[str, ...]]] = {
         "bias": ("M",),
     },
     "bmm": {"a_user": ("U", "P", "R"), "b_cand": ("B", "R", "N")},
+    "self_target_attention": {
+        "q_user": ("U", "S", "H", "D"),
+        "q_cand": ("B", "Q", "H", "D"),
+        "k": ("U", "S", "H_kv", "D"),
+        "v": ("U", "S", "H_kv", "D"),
+    },
     "target_attention": {
         "q": ("B", "Q", "H", "D"),
         "k": ("U", "S", "H_kv", "D"),

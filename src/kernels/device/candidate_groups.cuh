@@ -29,93 +29,158 @@ struct UserRows {
 };
 
 // Sums of all threads' values before this thread's, and of all.
+template <typename T>
 struct BlockSums {
-  int before;
-  int total;
+  T before;
+  T total;
 };
-__device__ inline BlockSums sums_of_block(int value, int (&s_warps)[kGroupThreads / 32]) {
+// Called by all threads of the CTA; `s_warps` may be written again right after.
+template <typename T>
+__device__ inline BlockSums<T> sums_of_block(T value, T (&s_warps)[kGroupThreads / 32]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  int sum = value;
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += other;
-  }
+  const auto inclusive_sum = [&](T sum) {
+    for (int step = 1; step < 32; step *= 2) {
+      const T other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    return sum;
+  };
+  const T sum = inclusive_sum(value);
   if (lane == 31) s_warps[warp] = sum;
   __syncthreads();
-  if (warp == 0) {
-    int of_warps = s_warps[lane];
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(~0u, of_warps, step);
-      if (lane >= step) of_warps += other;
-    }
-    s_warps[lane] = of_warps;
-  }
+  const T of_warps = inclusive_sum(s_warps[lane]);  // in each warp alike
+  const T before_warp = __shfl_sync(~0u, of_warps, warp > 0 ? warp - 1 : 0);
+  const T total = __shfl_sync(~0u, of_warps, 31);
   __syncthreads();
-  const BlockSums sums{sum - value + (warp > 0 ? s_warps[warp - 1] : 0),
-                       s_warps[kGroupThreads / 32 - 1]};
-  __syncthreads();
-  return sums;
+  return {sum - value + (warp > 0 ? before_warp : 0), total};
 }
 
-// The last of `count` ascending values that is not above `wanted`; the first is 0.
-__device__ inline int last_not_above(const int* values, int count, int wanted) {
-  int low = 0;
-  for (int high = count; high - low > 1;) {
-    const int middle = (low + high) / 2;
-    (values[middle] <= wanted ? low : high) = middle;
+// The lanes of this warp that have the same user; all lanes take part, those without a candidate
+// with a user of -1. One of them acts for all: neighbours in a sorted list have one user, and a
+// warp's additions to one address take as long as its lanes are many.
+struct Peers {
+  unsigned lanes;
+  int lane;
+
+  __device__ __forceinline__ explicit Peers(int user)
+      : lanes(__match_any_sync(~0u, user)), lane(static_cast<int>(threadIdx.x) % 32) {}
+  __device__ __forceinline__ bool is_first() const { return __ffs(lanes) - 1 == lane; }
+  __device__ __forceinline__ int count() const { return __popc(lanes); }
+  __device__ __forceinline__ int before() const { return __popc(lanes & ((1u << lane) - 1)); }
+  __device__ __forceinline__ int from_first(int value) const {
+    return __shfl_sync(~0u, value, __ffs(lanes) - 1);
   }
-  return low;
+};
+
+// Calls `visit(b, user)` for all candidates, by whole warps: a user of -1 where there is none. The
+// users of a few rounds are asked for together.
+template <typename Visit>
+__device__ __forceinline__ void visit_candidates(const std::int32_t* cand_to_user,
+                                                 int num_candidates, Visit&& visit) {
+  constexpr int kAtOnce = 4;
+  for (int first = static_cast<int>(threadIdx.x) / 32 * 32; first < num_candidates;
+       first += kAtOnce * kGroupThreads) {
+    const int b = first + static_cast<int>(threadIdx.x) % 32;
+    int user[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = b + i * kGroupThreads;
+      user[i] = at < num_candidates ? cand_to_user[at] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * kGroupThreads < num_candidates) visit(b + i * kGroupThreads, user[i]);
+    }
+  }
 }
+
+__device__ __forceinline__ int tiles_of(const CandidateGroups& groups, int candidates) {
+  const std::int64_t rows = std::int64_t{candidates} * groups.rows_of_candidate;
+  return static_cast<int>((rows + groups.tile_rows - 1) / groups.tile_rows);
+}
+
+struct UserArrays {
+  int* counts;       // candidates
+  int* first_cands;  // in the grouped list
+  int* first_tiles;
+};
+
+// What an operator may add to the grouping: here, nothing.
+struct PlainGrouping {
+  __device__ void begin(int /*user*/) const {}
+  __device__ void count(int /*user*/, int /*cand*/) const {}
+  __device__ void finish(int /*user*/) const {}  // all its candidates are counted
+  // May number the tiles anew: those of a user follow each other. Called by all threads.
+  __device__ void order(const UserArrays& /*users*/) const {}
+};
 
 // By a CTA of kGroupThreads threads. Calls `place(t, rows)` for every tile t, with the UserRows in
 // it; tiles of one user follow each other.
-template <typename Place>
+template <typename Place, typename Grouping = PlainGrouping>
 __device__ __forceinline__ void group_candidates(const CandidateGroups& groups, int* s_users,
-                                                 Place&& place) {
-  __shared__ int s_warps[kGroupThreads / 32];
+                                                 Place&& place, const Grouping& grouping = {}) {
+  using Pair = std::uint64_t;  // candidates and, in the upper half, tiles
+  __shared__ Pair s_warps[kGroupThreads / 32];
   const int thread = static_cast<int>(threadIdx.x);
-  int* counts = groups.num_users <= kMaxUsersInShared ? s_users : groups.users;
-  int* first_cands = counts + groups.num_users;
-  int* first_tiles = first_cands + groups.num_users;
-  for (int u = thread; u < groups.num_users; u += kGroupThreads) counts[u] = 0;
-  __syncthreads();
-  for (int b = thread; b < groups.num_candidates; b += kGroupThreads) {
-    atomicAdd(&counts[groups.cand_to_user[b]], 1);
+  int* scratch = groups.num_users <= kMaxUsersInShared ? s_users : groups.users;
+  const UserArrays users{scratch, scratch + groups.num_users, scratch + 2 * groups.num_users};
+  for (int u = thread; u < groups.num_users; u += kGroupThreads) {
+    users.counts[u] = 0;
+    grouping.begin(u);
   }
   __syncthreads();
-  int cands_before = 0;  // of users of earlier rounds
-  int tiles_before = 0;
+  visit_candidates(groups.cand_to_user, groups.num_candidates, [&](int b, int user) {
+    const Peers peers(user);
+    if (user < 0) return;
+    if (peers.is_first()) atomicAdd(&users.counts[user], peers.count());
+    grouping.count(user, b);
+  });
+  __syncthreads();
+  Pair before_round = 0;
   for (int first = 0; first < groups.num_users; first += kGroupThreads) {
     const int user = first + thread;
-    const int count = user < groups.num_users ? counts[user] : 0;
-    const std::int64_t rows = std::int64_t{count} * groups.rows_of_candidate;
-    const BlockSums cands = sums_of_block(count, s_warps);
-    const BlockSums tiles =
-        sums_of_block(static_cast<int>((rows + groups.tile_rows - 1) / groups.tile_rows), s_warps);
+    const int count = user < groups.num_users ? users.counts[user] : 0;
+    const auto sums = sums_of_block(
+        static_cast<Pair>(tiles_of(groups, count)) << 32 | static_cast<unsigned>(count), s_warps);
     if (user < groups.num_users) {
-      first_cands[user] = cands_before + cands.before;
-      first_tiles[user] = tiles_before + tiles.before;
+      const Pair before = before_round + sums.before;
+      users.first_cands[user] = static_cast<int>(before);
+      users.first_tiles[user] = static_cast<int>(before >> 32);
+      grouping.finish(user);
     }
-    cands_before += cands.total;
-    tiles_before += tiles.total;
+    before_round += sums.total;
   }
   __syncthreads();
-  if (thread == 0) *groups.num_tiles = tiles_before;
-  for (int t = thread; t < tiles_before; t += kGroupThreads) {
-    const int user = last_not_above(first_tiles, groups.num_users, t);
-    const int first_row = (t - first_tiles[user]) * groups.tile_rows;
-    const int rows_left = counts[user] * groups.rows_of_candidate - first_row;
-    place(t, UserRows{.user = user,
-                      .first_cand = first_cands[user],
-                      .first_row = first_row,
-                      .num_rows = min(rows_left, groups.tile_rows)});
+  const int num_tiles = static_cast<int>(before_round >> 32);
+  if (thread == 0) *groups.num_tiles = num_tiles;
+  grouping.order(users);
+  // A few threads per user, where users have several tiles each.
+  int threads = 1;
+  while (threads < 32 && threads * groups.num_users < num_tiles) threads *= 2;
+  for (int u = thread / threads; u < groups.num_users; u += kGroupThreads / threads) {
+    const int rows = users.counts[u] * groups.rows_of_candidate;
+    const int tiles = tiles_of(groups, users.counts[u]);
+    for (int t = thread % threads; t < tiles; t += threads) {
+      const int first_row = t * groups.tile_rows;
+      place(users.first_tiles[u] + t,
+            UserRows{.user = u,
+                     .first_cand = users.first_cands[u],
+                     .first_row = first_row,
+                     .num_rows = min(rows - first_row, groups.tile_rows)});
+    }
   }
   __syncthreads();
   // In no particular order within a user: no row's result depends on its place in a tile.
-  for (int b = thread; b < groups.num_candidates; b += kGroupThreads) {
-    groups.grouped_cands[atomicAdd(&first_cands[groups.cand_to_user[b]], 1)] = b;
-  }
+  visit_candidates(groups.cand_to_user, groups.num_candidates, [&](int b, int user) {
+    const Peers peers(user);
+    int first = 0;
+    if (user >= 0 && peers.is_first()) {
+      first = atomicAdd(&users.first_cands[user], peers.count());
+    }
+    first = peers.from_first(first);
+    if (user >= 0) groups.grouped_cands[first + peers.before()] = b;
+  });
 }
 
 }  // namespace ikbo::device

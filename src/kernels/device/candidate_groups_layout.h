@@ -11,11 +11,15 @@ inline constexpr int kGroupArrays = 3;  // int32 [U] each, of scratch in the wor
 // Their scratch fits into the shared memory of every architecture since sm_80 (99 KB on sm_86).
 inline constexpr int kMaxUsersInShared = 8192;
 
-// Bytes of dynamic shared memory of a CTA that calls group_candidates: the scratch, where it fits.
-inline constexpr int group_shared_bytes(int num_users) {
-  return num_users <= kMaxUsersInShared
-             ? kGroupArrays * num_users * static_cast<int>(sizeof(std::int32_t))
-             : 0;
+// Bytes of dynamic shared memory of a CTA that calls group_candidates: the scratch of so many
+// arrays, where it fits. A few KB of arrays of fixed size are beside it: near the 48 KB that a
+// launch has unasked, it takes more.
+inline constexpr int group_shared_bytes(int num_users, int arrays = kGroupArrays) {
+  constexpr int kUnasked = 48 * 1024;
+  constexpr int kBeside = 8 * 1024;
+  if (num_users > kMaxUsersInShared) return 0;
+  const int bytes = arrays * num_users * static_cast<int>(sizeof(std::int32_t));
+  return bytes > kUnasked - kBeside && bytes <= kUnasked ? kUnasked + 16 : bytes;
 }
 
 }  // namespace ikbo::device

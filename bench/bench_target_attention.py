@@ -10,14 +10,18 @@ packed_flash     FlashAttention-2 likewise
 varlen_flash     PyTorch's varlen_attn over lengths of queries and histories: sorted candidates
 triton, tlx      the public fused kernels (package ``fbgemm_ikbo`` where it is installed): sorted
                  candidates and a full history; tlx takes candidates in pairs
+fa4, varlen_fa4  FlashAttention-4 (package ``flash_attn``), as packed_cudnn and as varlen_flash
 
-Lengths of ``ragged`` cases are log-normal with mean S / 2, at most S. ``floor`` is the larger of
-the compulsory bytes' and the FLOPs' time, as TFLOP/s.
+In ``ragged`` cases candidates are shuffled, their counts follow Zipf's law, and lengths of
+histories are log-normal with mean S, up to 4 S. ``ours_replayed`` is the call as a CUDA graph,
+without the host's part. All run in inference mode. ``floor`` is the larger of the compulsory bytes'
+and the FLOPs' time, as TFLOP/s.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import sys
@@ -40,6 +44,7 @@ from ikbo.testing.bench_cuda import (
     measured_limits,
     parser_of,
     reason_of,
+    replayed,
     sorted_index,
     timed,
     without_oversized,
@@ -48,7 +53,12 @@ from ikbo.testing.cost import cost_of
 
 SOURCES = [
     "src/kernels/target_attention/**/*",
-    "src/kernels/device/*.cuh",
+    "src/kernels/device/candidate_groups*",
+    "src/kernels/device/fast_divide.cuh",
+    *(
+        f"src/kernels/device/ptx_{name}.cuh"
+        for name in ("cp_async", "mbarrier", "mma", "tma", "wgmma", "wgmma_registers")
+    ),
     "src/kernels/host/launch.h",
     "src/kernels/host/tensor_map.cpp",
     "src/torch_ops/target_attention.cpp",
@@ -68,7 +78,7 @@ class Case:
     Q: int = 64
     D: int = 128
     dtype: str = "float16"
-    order: str = "sorted"  # or shuffled, or ragged: shuffled, with uneven histories
+    order: str = "sorted"  # or shuffled, or ragged: see above
 
     @property
     def num_users(self) -> int:
@@ -111,16 +121,26 @@ def make_tensors(case: Case) -> Tensors:
 
     index = sorted_index(case.B, case.ratio)
     lengths = None
+    num_keys = case.S
+    if case.order == "ragged":
+        index = zipf_index(case)
+        spread = torch.randn(case.num_users, device="cuda", generator=generator) * 0.6
+        lengths = (case.S * torch.exp(spread - 0.18)).round().clamp(1, 4 * case.S).int()
+        num_keys = int(lengths.max())
     if case.order != "sorted":
         index = index[torch.randperm(case.B, device="cuda", generator=generator)]
-    if case.order == "ragged":
-        spread = torch.randn(case.num_users, device="cuda", generator=generator) * 0.6
-        mean = case.S / 2 * torch.exp(spread - 0.18)
-        lengths = mean.round().clamp(1, case.S).int()
-    history = (case.num_users, case.S, case.H, case.D)
+    history = (case.num_users, num_keys, case.H, case.D)
     return Tensors(
         randn(case.B, case.Q, case.H, case.D), randn(*history), randn(*history), index, lengths
     )
+
+
+def zipf_index(case: Case) -> Tensor:
+    """The candidates of user u are as many as 1 / (u + 1) is of the sum, one at least."""
+    shares = 1 / torch.arange(1, case.num_users + 1, dtype=torch.float64)
+    counts = (shares * (case.B - case.num_users) / shares.sum()).floor().long() + 1
+    counts[0] += case.B - counts.sum()
+    return torch.arange(case.num_users).repeat_interleave(counts).int().cuda()
 
 
 def useful_flops(case: Case, t: Tensors) -> float:
@@ -143,7 +163,8 @@ def torch_peers(case: Case, t: Tensors) -> dict[str, Contestant]:
         k, v = (x.index_select(0, t.index).transpose(1, 2) for x in (t.k, t.v))
         mask = None
         if t.lengths is not None:
-            counts = torch.arange(case.S, device=t.k.device) < t.lengths[t.index.long(), None]
+            positions = torch.arange(t.k.size(1), device=t.k.device)
+            counts = positions < t.lengths[t.index.long(), None]
             mask = counts[:, None, None]
         return sdpa(t.q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2)
 
@@ -180,24 +201,56 @@ def varlen(case: Case, t: Tensors) -> Contestant:
     return run
 
 
+def flash_4(case: Case, t: Tensors, name: str) -> Callable[[], Tensor]:
+    cute = importlib.import_module("flash_attn.cute")
+    rows = case.ratio * case.Q
+    if name == "fa4":
+        long_q = t.q.view(case.num_users, rows, case.H, case.D)
+        call = functools.partial(cute.flash_attn_func, long_q, t.k, t.v)
+    else:
+        offsets = torch.arange(case.num_users + 1, device=t.q.device, dtype=torch.int32)
+        call = functools.partial(
+            cute.flash_attn_varlen_func,
+            *(x.flatten(0, 1) for x in (t.q, t.k, t.v)),
+            cu_seqlens_q=offsets * rows,
+            cu_seqlens_k=offsets * case.S,
+            max_seqlen_q=rows,
+            max_seqlen_k=case.S,
+        )
+
+    def run() -> Tensor:
+        result = call()
+        out: Tensor = result[0] if isinstance(result, tuple) else result
+        return out.reshape(t.q.shape)
+
+    return run
+
+
+def fused(case: Case, t: Tensors, name: str) -> Callable[[], Tensor]:
+    arguments = [*(x.flatten(0, 1) for x in (t.q, t.k, t.v)), t.index, case.Q, case.S]
+    if name == "triton":
+        module = importlib.import_module("fbgemm_ikbo.ops.triton_ikbo_fa")
+        kernel = module.triton_flash_attn_ikbo_tma
+    else:
+        module = importlib.import_module("fbgemm_ikbo.ops.tlx_ikbo_fa_ws")
+        kernel = module.tlx_flash_attn_ikbo_tma_persistent
+        arguments.append(torch.arange(0, case.B, 2, device=t.q.device, dtype=torch.int32))
+
+    def run() -> Tensor:
+        out: Tensor = kernel(*arguments)
+        return out.view(t.q.shape)
+
+    return run
+
+
 def public_kernels(case: Case, t: Tensors, wanted: list[str]) -> dict[str, Contestant]:
-    """The public fused kernels on a sorted batch with a full history."""
-    if case.order != "sorted":
-        return dict.fromkeys(wanted, "takes sorted candidates and full histories only")
-    q, k, v = (x.flatten(0, 1) for x in (t.q, t.k, t.v))
+    """The public kernels on a sorted batch with a full history."""
+    if not case.is_even:
+        return dict.fromkeys(wanted, "takes even, sorted candidates and full histories only")
     calls: dict[str, Contestant] = {}
     for name in wanted:
         try:
-            if name == "triton":
-                module = importlib.import_module("fbgemm_ikbo.ops.triton_ikbo_fa")
-                kernel, extra = module.triton_flash_attn_ikbo_tma, ()
-            else:
-                module = importlib.import_module("fbgemm_ikbo.ops.tlx_ikbo_fa_ws")
-                kernel = module.tlx_flash_attn_ikbo_tma_persistent
-                extra = (torch.arange(0, case.B, 2, device=q.device, dtype=torch.int32),)
-            calls[name] = lambda kernel=kernel, extra=extra: kernel(
-                q, k, v, t.index, case.Q, case.S, *extra
-            ).view(t.q.shape)
+            calls[name] = flash_4(case, t, name) if "fa4" in name else fused(case, t, name)
         except Exception as problem:  # of import, or of a kernel that refuses these tensors
             calls[name] = reason_of(problem)
     return calls
@@ -226,23 +279,26 @@ def contestants_of(case: Case, t: Tensors, public: list[str]) -> dict[str, Conte
 def measure(case: Case, public: list[str], limits: Limits) -> dict[str, Any]:
     t = make_tensors(case)
     rows = slice(0, min(case.B, 8))
-    gathered = 2 * case.B * case.S * case.H * case.D * t.q.element_size()
+    gathered = 2 * case.B * t.k[0].numel() * t.q.element_size()
     contestants = checked(
         without_oversized(contestants_of(case, t, public), {"broadcast_cudnn": gathered}),
         reference(t, rows),
         lambda out: out[rows],
     )
+    ours_replayed = replayed({"ours": contestants["ours"]})["ours"]
     flops = useful_flops(case, t)
     rates: dict[str, Any] = {
         name: time if isinstance(time, str) else flops / time * 1e-9
-        for name, time in timed(contestants).items()
+        for name, time in timed(contestants | {"ours_replayed": ours_replayed}).items()
     }
     sizes = {**dataclasses.asdict(case), "U": case.num_users, "H_kv": case.H}
-    floor = limits.floor(cost_of("target_attention", sizes, t.q.dtype))
+    cost = cost_of("target_attention", sizes, t.q.dtype)
+    floor = limits.floor(dataclasses.replace(cost, flops=int(flops)))
     return {
         "case": case_of_row(case),
         "unit": "TFLOP/s",
         "ours": rates.pop("ours"),
+        "ours_replayed": rates.pop("ours_replayed"),
         "peers": rates,
         "floor": flops / floor * 1e-9,
     }
@@ -254,7 +310,9 @@ def case_of_row(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--public", default="", help="public kernels to run, of triton and tlx")
+    parser.add_argument(
+        "--public", default="", help="public kernels to run, of triton, tlx, fa4, varlen_fa4"
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first case to run")
     parser.add_argument("--count", type=int, default=1000, help="cases to run")
     parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
@@ -268,7 +326,8 @@ def main() -> None:
         if not args.first <= number < args.first + args.count:
             continue
         torch.cuda.empty_cache()
-        row = measure(case, public, limits)
+        with torch.inference_mode():
+            row = measure(case, public, limits)
         results.add(row, map(case_of_row, cases()))
         spent = time.perf_counter() - begin
         print(f"{number + 1} {spent:.0f} s {case} ours {row['ours']} {row['peers']}", flush=True)

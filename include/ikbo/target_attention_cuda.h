@@ -22,11 +22,12 @@ enum class TargetAttentionKernel : std::int8_t {
 
 struct TargetAttentionCudaConfig {
   TargetAttentionKernel kernel = TargetAttentionKernel::kNone;
-  int head_dim = 0;   // D filled up to a width that the kernel is compiled for
-  int key_block = 0;  // keys between two rescalings of the online softmax
+  int head_dim = 0;    // D filled up to a width that the kernel is compiled for
+  int key_block = 0;   // keys between two rescalings of the online softmax
+  int num_splits = 1;  // ranges of a user's keys that different CTAs work on
 };
 
-// "target_attention_sm90<head_dim=128,key_block=128>"
+// "target_attention_sm90<head_dim=128,key_block=128>", or "...,splits=33>" with few rows
 std::string to_string(const TargetAttentionCudaConfig& config);
 
 // Pure: reads sizes, strides, dtype, scale and the alignment of the pointers.

@@ -35,6 +35,7 @@ struct AttentionCase {
   Lengths lengths = Lengths::kRagged;
   float logit_scale = 1.0f;  // of q
   int padding = 0;           // elements between the rows of a head, in q, k and v
+  bool is_packed = false;    // histories one after the other
 
   std::string id() const {
     return "U" + std::to_string(num_users) + "_B" + std::to_string(num_candidates) + "_Q" +
@@ -43,7 +44,8 @@ struct AttentionCase {
            std::to_string(head_dim) + "_" + std::string(name_of(dtype)) + "_o" +
            std::to_string(static_cast<int>(order)) + "_l" +
            std::to_string(static_cast<int>(lengths)) + "_s" +
-           std::to_string(static_cast<int>(logit_scale)) + "_p" + std::to_string(padding);
+           std::to_string(static_cast<int>(logit_scale)) + "_p" + std::to_string(padding) +
+           (is_packed ? "_packed" : "");
   }
 };
 
@@ -60,17 +62,24 @@ struct Strides {
 };
 Strides on_device(const std::array<std::int64_t, 4>& s) { return {{s[0], s[1], s[2], s[3]}}; }
 
-// NaN in what no candidate may read: keys and values past the user's length, and gaps.
-__global__ void poison_kernel(TargetAttentionParams p, std::uint16_t* data, Strides stride) {
-  const std::int64_t row_elements = stride.of[2];
-  const std::int64_t count = std::int64_t{p.num_users} * stride.of[0];
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
-       i += gridDim.x * std::int64_t{256}) {
-    const std::int64_t user = i / stride.of[0];
-    const std::int64_t key = i % stride.of[0] / stride.of[1];
-    const bool counts =
-        (p.user_lengths == nullptr || key < p.user_lengths[user]) && i % row_elements < p.head_dim;
-    if (!counts) data[i] = 0xFFFF;
+// Where a row of a user's history begins.
+__device__ std::int64_t history_at(const TargetAttentionParams& p, const Strides& stride, int user,
+                                   int key) {
+  return p.user_offsets != nullptr ? (std::int64_t{p.user_offsets[user]} + key) * stride.of[1]
+                                   : user * stride.of[0] + key * stride.of[1];
+}
+
+// NaN in what no candidate may read: keys and values that count for none, and gaps.
+__global__ void poison_kernel(TargetAttentionParams p, std::uint16_t* data, Strides stride,
+                              const std::int32_t* lengths, const std::int32_t* readable) {
+  const std::int64_t row = stride.of[1];
+  for (int user = blockIdx.x; user < p.num_users; user += gridDim.x) {
+    for (std::int64_t i = threadIdx.x; i < lengths[user] * row; i += 256) {
+      const int key = static_cast<int>(i / row);
+      if (key >= readable[user] || i % stride.of[2] >= p.head_dim) {
+        data[history_at(p, stride, user, key) + i % row] = 0xFFFF;
+      }
+    }
   }
 }
 
@@ -86,10 +95,11 @@ __global__ void compare_kernel(TargetAttentionParams p, Strides stride_q, Stride
   const std::int64_t user = p.cand_to_user[b];
   const int kv_head = head / (p.num_heads / p.num_kv_heads);
   int keys = p.user_lengths != nullptr ? p.user_lengths[user] : p.num_keys;
+  if (p.user_offsets != nullptr) keys = p.user_offsets[user + 1] - p.user_offsets[user];
   if (p.cand_lengths != nullptr) keys = min(keys, p.cand_lengths[b]);
   const std::int64_t q = b * stride_q.of[0] + query * stride_q.of[1] + head * stride_q.of[2];
   const auto history = [&](const Strides& stride, int key) {
-    return user * stride.of[0] + key * stride.of[1] + kv_head * stride.of[2];
+    return history_at(p, stride, static_cast<int>(user), key) + kv_head * stride.of[2];
   };
   double out[256] = {};
   double magnitude[256] = {};
@@ -154,6 +164,34 @@ std::vector<std::int32_t> make_lengths(int count, int num_keys, unsigned seed) {
   return lengths;
 }
 
+// How long each history is in memory.
+std::vector<std::int32_t> history_lengths(const AttentionCase& c) {
+  return c.is_packed && c.lengths != Lengths::kNone
+             ? make_lengths(c.num_users, c.num_keys, 1)
+             : std::vector<std::int32_t>(static_cast<std::size_t>(c.num_users), c.num_keys);
+}
+
+// How many keys count for any of a user's candidates.
+std::vector<std::int32_t> readable_keys(const AttentionCase& c) {
+  std::vector<std::int32_t> readable(static_cast<std::size_t>(c.num_users));
+  const std::vector<std::int32_t> index = make_index(c);
+  const std::vector<std::int32_t> of_users = make_lengths(c.num_users, c.num_keys, 1);
+  const std::vector<std::int32_t> of_cands = make_lengths(c.num_candidates, c.num_keys, 2);
+  for (std::size_t b = 0; b < index.size(); ++b) {
+    const auto user = static_cast<std::size_t>(index[b]);
+    std::int32_t keys = c.lengths == Lengths::kNone ? c.num_keys : of_users[user];
+    if (c.lengths == Lengths::kRaggedAndPerCandidate) keys = std::min(keys, of_cands[b]);
+    readable[user] = std::max(readable[user], keys);
+  }
+  return readable;
+}
+
+std::vector<std::int32_t> offsets_of(const std::vector<std::int32_t>& lengths) {
+  std::vector<std::int32_t> offsets{0};
+  for (const std::int32_t length : lengths) offsets.push_back(offsets.back() + length);
+  return offsets;
+}
+
 GuardedBuffer* copy_of(const std::vector<std::int32_t>& values) {
   auto* buffer = new GuardedBuffer(values.size() * 4);
   IKBO_CUDA_CHECK(
@@ -171,7 +209,8 @@ struct AttentionProblem {
         lse(std::size_t{4} * c.num_candidates * c.num_queries * c.num_heads),
         index(copy_of(make_index(c))),
         user_lengths(copy_of(make_lengths(c.num_users, c.num_keys, 1))),
-        cand_lengths(copy_of(make_lengths(c.num_candidates, c.num_keys, 2))) {
+        cand_lengths(copy_of(make_lengths(c.num_candidates, c.num_keys, 2))),
+        user_offsets(copy_of(offsets_of(history_lengths(c)))) {
     const std::int64_t q_row = c.num_heads * row;
     const std::int64_t k_row = c.num_kv_heads * row;
     params.num_users = c.num_users;
@@ -190,7 +229,12 @@ struct AttentionProblem {
     params.stride_k = {c.num_keys * k_row, k_row, row, 1};
     params.stride_v = params.stride_k;
     params.cand_to_user = index->data<std::int32_t>();
-    if (c.lengths != Lengths::kNone) params.user_lengths = user_lengths->data<std::int32_t>();
+    if (c.is_packed) {
+      params.user_offsets = user_offsets->data<std::int32_t>();
+      params.num_keys = offsets_of(history_lengths(c)).back();
+    } else if (c.lengths != Lengths::kNone) {
+      params.user_lengths = user_lengths->data<std::int32_t>();
+    }
     if (c.lengths == Lengths::kRaggedAndPerCandidate) {
       params.cand_lengths = cand_lengths->data<std::int32_t>();
     }
@@ -199,8 +243,13 @@ struct AttentionProblem {
     fill(q, c.dtype, c.logit_scale, 1);
     fill(k, c.dtype, 1.0f, 2);
     fill(v, c.dtype, 1.0f, 3);
-    poison_kernel<<<512, 256>>>(params, k.data<std::uint16_t>(), on_device(params.stride_k));
-    poison_kernel<<<512, 256>>>(params, v.data<std::uint16_t>(), on_device(params.stride_v));
+    const std::unique_ptr<GuardedBuffer> lengths(copy_of(history_lengths(c)));
+    const std::unique_ptr<GuardedBuffer> readable(copy_of(readable_keys(c)));
+    for (const GuardedBuffer* buffer : {&k, &v}) {
+      poison_kernel<<<512, 256>>>(params, buffer->data<std::uint16_t>(), on_device(params.stride_k),
+                                  lengths->data<std::int32_t>(), readable->data<std::int32_t>());
+    }
+    IKBO_CUDA_CHECK(cudaDeviceSynchronize(), "poison");
   }
 
   static void fill(const GuardedBuffer& buffer, DType dtype, float scale, std::uint64_t seed) {
@@ -210,7 +259,7 @@ struct AttentionProblem {
 
   std::int64_t row;
   GuardedBuffer q, k, v, out, lse;
-  std::unique_ptr<GuardedBuffer> index, user_lengths, cand_lengths;
+  std::unique_ptr<GuardedBuffer> index, user_lengths, cand_lengths, user_offsets;
   TargetAttentionParams params;
 };
 
@@ -249,10 +298,7 @@ struct AttentionRun {
   std::optional<GuardedBuffer> workspace;
 };
 
-class AttentionTest : public testing::TestWithParam<AttentionCase> {};
-
-TEST_P(AttentionTest, MatchesFp64Reference) {
-  const AttentionCase& c = GetParam();
+void check_against_reference(const AttentionCase& c) {
   AttentionRun run(c);
   ASSERT_EQ(run.config.kernel, TargetAttentionKernel::kSm90);
   run();
@@ -270,6 +316,10 @@ TEST_P(AttentionTest, MatchesFp64Reference) {
   EXPECT_TRUE(run.problem.lse.guards_are_intact());
   EXPECT_TRUE(run.workspace->guards_are_intact());
 }
+
+class AttentionTest : public testing::TestWithParam<AttentionCase> {};
+
+TEST_P(AttentionTest, MatchesFp64Reference) { check_against_reference(GetParam()); }
 
 // function size waiver: a table of cases, one field a line.
 std::vector<AttentionCase> cases() {
@@ -315,10 +365,65 @@ std::vector<AttentionCase> cases() {
   for (const float scale : {8.0f, 20.0f}) {
     all.push_back({.num_users = 4, .num_candidates = 90, .num_keys = 600, .logit_scale = scale});
   }
+  for (const int d : {32, 40, 128, 256}) {
+    for (const Lengths lengths :
+         {Lengths::kNone, Lengths::kRagged, Lengths::kRaggedAndPerCandidate}) {
+      all.push_back({.num_users = 9,
+                     .num_candidates = 100,
+                     .num_queries = d == 32 ? 16 : 3,
+                     .num_keys = 333,
+                     .head_dim = d,
+                     .lengths = lengths,
+                     .padding = d == 32 ? 8 : 0,
+                     .is_packed = true});
+    }
+  }
+  return all;
+}
+
+// Few rows and long histories: the keys are split over CTAs.
+std::vector<AttentionCase> split_cases() {
+  std::vector<AttentionCase> all;
+  for (const int d : {32, 72, 128, 192, 256}) {
+    for (const Lengths lengths :
+         {Lengths::kNone, Lengths::kRagged, Lengths::kRaggedAndPerCandidate}) {
+      all.push_back({.num_users = 4,
+                     .num_candidates = 7,
+                     .num_queries = d == 32 ? 16 : 3,
+                     .num_keys = 4000,
+                     .num_heads = 4,
+                     .head_dim = d,
+                     .lengths = lengths,
+                     .is_packed = d == 72});
+    }
+  }
+  all.push_back({.num_users = 1,
+                 .num_candidates = 1,
+                 .num_keys = 16384,
+                 .num_heads = 1,
+                 .num_kv_heads = 1,
+                 .dtype = DType::kBFloat16,
+                 .lengths = Lengths::kNone});
+  all.push_back({.num_users = 1,
+                 .num_candidates = 64,
+                 .num_keys = 9999,
+                 .head_dim = 64,
+                 .lengths = Lengths::kNone,
+                 .logit_scale = 20.0f});
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionTest, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.id(); });
+
+class SplitAttentionTest : public AttentionTest {};
+
+TEST_P(SplitAttentionTest, MatchesFp64Reference) {
+  EXPECT_GT(AttentionRun(GetParam()).config.num_splits, 1);
+  check_against_reference(GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, SplitAttentionTest, testing::ValuesIn(split_cases()),
                          [](const auto& info) { return info.param.id(); });
 
 // For tools that make a kernel a hundred times slower.
@@ -330,7 +435,13 @@ std::vector<AttentionCase> small_cases() {
            .head_dim = 64,
            .dtype = DType::kBFloat16,
            .lengths = Lengths::kRaggedAndPerCandidate},
-          {.num_users = 2, .num_candidates = 5, .num_keys = 70, .head_dim = 256}};
+          {.num_users = 2, .num_candidates = 5, .num_keys = 70, .head_dim = 256},
+          {.num_users = 3,
+           .num_candidates = 9,
+           .num_keys = 150,
+           .lengths = Lengths::kRaggedAndPerCandidate,
+           .is_packed = true},
+          {.num_users = 1, .num_candidates = 2, .num_keys = 1500, .head_dim = 32}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Small, AttentionTest, testing::ValuesIn(small_cases()),

@@ -39,10 +39,33 @@ std::string chosen(const TargetAttentionParams& params, const DeviceLimits& limi
 
 TEST(TargetAttentionCudaConfig, HopperFillsTheHeadUp) {
   EXPECT_EQ(chosen(make_params()), "target_attention_sm90<head_dim=128,key_block=128>");
-  EXPECT_EQ(chosen(make_params(8)), "target_attention_sm90<head_dim=32,key_block=128>");
+  EXPECT_EQ(chosen(make_params(8)), "target_attention_sm90<head_dim=32,key_block=64>");
   EXPECT_EQ(chosen(make_params(72)), "target_attention_sm90<head_dim=96,key_block=128>");
   EXPECT_EQ(chosen(make_params(136)), "target_attention_sm90<head_dim=192,key_block=96>");
   EXPECT_EQ(chosen(make_params(256)), "target_attention_sm90<head_dim=256,key_block=64>");
+}
+
+TEST(TargetAttentionCudaConfig, FewRowsSplitTheHistory) {
+  TargetAttentionParams p = make_params();
+  p.num_users = 1;
+  p.num_candidates = 64;
+  p.num_queries = 1;
+  p.num_keys = 16384;
+  EXPECT_EQ(chosen(p), "target_attention_sm90<head_dim=128,key_block=128,splits=64>");
+  p.num_users = 40;  // 80 tiles: no second CTA for all of them
+  EXPECT_EQ(chosen(p), "target_attention_sm90<head_dim=128,key_block=128>");
+  p.num_users = 33;
+  EXPECT_EQ(chosen(p), "target_attention_sm90<head_dim=128,key_block=128,splits=2>");
+  p.num_keys = 1024;  // too short for a merge to pay
+  EXPECT_EQ(chosen(p), "target_attention_sm90<head_dim=128,key_block=128>");
+}
+
+TEST(TargetAttentionCudaConfig, PackedHistoriesHaveNoStrideOfUsers) {
+  TargetAttentionParams p = make_params();
+  const std::int32_t offset = 0;
+  p.user_offsets = &offset;
+  p.stride_k[0] = p.stride_v[0] = 0;
+  EXPECT_EQ(chosen(p), "target_attention_sm90<head_dim=128,key_block=128>");
 }
 
 TEST(TargetAttentionCudaConfig, EverythingElseIsComposed) {
@@ -69,9 +92,10 @@ TEST(TargetAttentionCudaConfig, EverythingElseIsComposed) {
 TEST(TargetAttentionCudaConfig, WorkspaceHoldsATileForEveryUserWithCandidates) {
   TargetAttentionParams params = make_params();
   // 100 candidates of 3 queries and 2 heads a kv head.
-  EXPECT_EQ(target_attention_impl::max_tiles(params), 600 / 128 + 4);
+  const TargetAttentionCudaConfig config = select_target_attention_cuda_config(params, kHopper);
+  EXPECT_EQ(target_attention_impl::max_tiles(params, config), 600 / 128 + 4);
   params.num_users = 1000;
-  EXPECT_EQ(target_attention_impl::max_tiles(params), 600 / 128 + 100);
+  EXPECT_EQ(target_attention_impl::max_tiles(params, config), 600 / 128 + 100);
   EXPECT_EQ(target_attention_workspace_bytes(params, {}), 0U);
   EXPECT_GE(target_attention_workspace_bytes(params,
                                              select_target_attention_cuda_config(params, kHopper)),

@@ -9,31 +9,38 @@ namespace ikbo {
 namespace target_attention_impl {
 namespace {
 
-void launch_group(const TargetAttentionParams& p, unsigned char* workspace, cudaStream_t stream) {
-  const WorkspaceLayout layout = make_workspace_layout(p);
+void launch_group(const TargetAttentionParams& p, const TargetAttentionCudaConfig& config,
+                  unsigned char* workspace, cudaStream_t stream) {
+  const WorkspaceLayout layout = make_workspace_layout(p, config);
   const auto ints = [&](std::size_t offset) {
     return reinterpret_cast<std::int32_t*>(workspace + offset);
   };
   host::launch("ikbo::target_attention (grouping)", target_attention_group_kernel,
                {.grid = dim3(1),
                 .threads = device::kGroupThreads,
-                .shared_bytes = device::group_shared_bytes(p.num_users)},
+                .shared_bytes = device::group_shared_bytes(p.num_users, kUserArrays)},
                stream,
                GroupArgs{.groups = {.cand_to_user = p.cand_to_user,
                                     .num_users = p.num_users,
                                     .num_candidates = p.num_candidates,
                                     .rows_of_candidate = static_cast<int>(rows_of_candidate(p)),
-                                    .tile_rows = kTileRows,
+                                    .tile_rows = tile_rows_of(config.head_dim),
                                     .num_tiles = ints(layout.num_tiles),
                                     .users = ints(layout.users),
                                     .grouped_cands = ints(layout.grouped_cands)},
                          .user_lengths = p.user_lengths,
+                         .user_offsets = p.user_offsets,
+                         .cand_lengths = p.cand_lengths,
                          .num_keys = p.num_keys,
+                         .key_block = config.key_block,
+                         .num_splits = config.num_splits,
+                         .num_keys_of_users =
+                             ints(layout.users) + std::int64_t{device::kGroupArrays} * p.num_users,
                          .tiles = reinterpret_cast<Tile*>(workspace + layout.tiles)});
 }
 
-void launch_instance(int head_dim, const Sm90Launch& launch) {
-  switch (head_dim) {
+void launch_instance(const Sm90Launch& launch) {
+  switch (launch.config.head_dim) {
     case 32:
       return launch_sm90<32>(launch);
     case 64:
@@ -49,7 +56,7 @@ void launch_instance(int head_dim, const Sm90Launch& launch) {
     default:
       detail::throw_error(__FILE__, __LINE__,
                           "ikbo::target_attention: no target_attention_sm90 kernel with head_dim ",
-                          head_dim, "; there are 32, 64, 96, 128, 192, 256");
+                          launch.config.head_dim, "; there are 32, 64, 96, 128, 192, 256");
   }
 }
 
@@ -64,10 +71,12 @@ void target_attention(const TargetAttentionParams& params, const TargetAttention
   host::check_indices("target_attention", params.cand_to_user, params.num_candidates,
                       params.num_users, stream);
   auto* bytes = static_cast<unsigned char*>(workspace);
-  target_attention_impl::launch_group(params, bytes, stream);
-  target_attention_impl::launch_instance(
-      config.head_dim,
-      {.params = params, .workspace = bytes, .num_sms = limits.num_sms, .stream = stream});
+  target_attention_impl::launch_group(params, config, bytes, stream);
+  target_attention_impl::launch_instance({.params = params,
+                                          .config = config,
+                                          .workspace = bytes,
+                                          .num_sms = limits.num_sms,
+                                          .stream = stream});
 }
 
 }  // namespace ikbo

@@ -42,9 +42,10 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     device::prefetch_tensor_map(&params.out);
   }
   __syncthreads();
+  device::grid_dependency_launch();
   device::grid_dependency_wait();  // for the list of tiles
 
-  if (warpgroup == kConsumers) {
+  if (warpgroup == Traits::kConsumers) {
     device::registers_decrease<Traits::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const int lane = static_cast<int>(threadIdx.x) % 32;

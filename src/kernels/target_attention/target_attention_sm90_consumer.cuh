@@ -29,18 +29,13 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   using Element = typename Traits::Element;
   using Ring = typename Cta::Ring;
   using QueryRing = typename Cta::QueryRing;
-  using Row = typename Cta::Row;
-  using TileAt = typename Cta::TileAt;
-  using TileCursor = typename Cta::TileCursor;
   using Softmax = OnlineSoftmax<Element, Traits::kKeyBlock>;
   using Cta::address;
-  using Cta::blocks_of;
+  using Cta::kConsumers;
   using Cta::kHeadDim;
   using Cta::kKeyBlock;
   using Cta::params;
   using Cta::release;
-  using Cta::row_at;
-  using Cta::rows_of;
   using Cta::s_base;
   using Cta::shared;
   using Cta::vector_offset;
@@ -81,26 +76,30 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     device::fence_registers(o);
   }
 
-  // The consumers issue in turns: `take` waits for the other's `pass`.
+  // The consumers issue in turns: `take` waits for the `pass` of the one before.
   static constexpr int kFirstTurnBarrier = 1 + kConsumers;
   __device__ __forceinline__ static void take_turn(int consumer) {
-    device::named_barrier_sync(kFirstTurnBarrier + consumer, kConsumers * kThreads);
+    device::named_barrier_sync(kFirstTurnBarrier + consumer, 2 * kThreads);
   }
   __device__ __forceinline__ static void pass_turn(int consumer) {
-    device::named_barrier_arrive(kFirstTurnBarrier + 1 - consumer, kConsumers * kThreads);
+    const int next = consumer + 1 == kConsumers ? 0 : consumer + 1;
+    device::named_barrier_arrive(kFirstTurnBarrier + next, 2 * kThreads);
   }
 
-  // Keys that count for this thread's two rows.
-  __device__ __forceinline__ void row_limits(const TileAt& at, int consumer, int thread,
-                                             int (&limit)[2]) const {
-    for (int half = 0; half < 2; ++half) {
-      limit[half] = at.tile.num_keys;
-      if (params.args.cand_lengths == nullptr) continue;
-      const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * half;
-      if (row >= rows_of(at.tile, consumer)) continue;
-      const Row r = row_at(at, at.tile.first_row + consumer * kRowsOfConsumer + row);
-      limit[half] = min(limit[half], params.args.cand_lengths[r.cand]);
-    }
+  // The tile that came with a Q, alike in all threads.
+  __device__ __forceinline__ ConsumerTile tile_at(int consumer, int slot) const {
+    const ConsumerTile tile = shared.tiles[consumer][slot];
+    return {.num_keys = __shfl_sync(~0u, tile.num_keys, 0),
+            .num_rows = __shfl_sync(~0u, tile.num_rows, 0),
+            .partial = tile.partial,
+            .unused = 0};
+  }
+  __device__ __forceinline__ static int blocks_of(const ConsumerTile& tile) {
+    return (tile.num_keys + kKeyBlock - 1) / kKeyBlock;
+  }
+  // Number of this thread's row among the consumer's 64.
+  __device__ __forceinline__ static int row_of(int thread, int half) {
+    return thread / 32 * 16 + thread % 32 / 4 + 8 * half;
   }
 
   // What a consumer carries along. The values of a tile's last block are multiplied together with
@@ -120,16 +119,18 @@ struct Sm90Consumers : Sm90Cta<Traits> {
 
   __device__ __forceinline__ void consume(int number, int thread) const {
     Consumer me{.number = number, .thread = thread};
-    if (number == 1) pass_turn(number);  // the first turn is consumer 0's
-    TileCursor cursor(params.args);
-    for (TileAt at; cursor.take(at);) {
-      const int blocks = blocks_of(at.tile);
-      if (blocks == 0) continue;
-      if (rows_of(at.tile, number) == 0) {
+    if (number == kConsumers - 1) pass_turn(number);  // the first turn is consumer 0's
+    while (true) {
+      QueryRing q = me.q;
+      if (me.is_pending) q.advance();
+      wait_for(shared.full_q[number], q);
+      const ConsumerTile tile = tile_at(number, q.slot);
+      if (tile.num_keys == 0) break;
+      if (tile.num_rows == 0) {
         finish(me);
-        skip_tile(blocks, me);
+        skip_tile(blocks_of(tile), me);
       } else {
-        compute_tile(at, blocks, me);
+        compute_tile(tile, q.slot, me);
         if constexpr (Traits::kQueryBuffers == 1) finish(me);
       }
     }
@@ -146,24 +147,29 @@ struct Sm90Consumers : Sm90Cta<Traits> {
       wait_for(shared.full_v, me.v);
       release(shared.empty_v, me.v, me.thread);
     }
+    device::mbarrier_arrive(address(shared.staged[me.number][me.q.slot]));
+    __syncwarp();
+    me.q.advance();
   }
 
   // Multiplies with the logits of each block the values of the block before, of this tile or of
   // the one before it. The last block's values are left pending.
-  __device__ __forceinline__ void compute_tile(const TileAt& at, int blocks, Consumer& me) const {
+  __device__ __forceinline__ void compute_tile(const ConsumerTile& tile, int q_slot,
+                                               Consumer& me) const {
     typename Softmax::Logits s;
-    int limit[2];
-    row_limits(at, me.number, me.thread, limit);
     const bool has_limits = params.args.cand_lengths != nullptr;
+    const int blocks = blocks_of(tile);
     const auto mask = [&](int block) {
-      if (has_limits || (block + 1) * kKeyBlock > at.tile.num_keys) {
-        Softmax::mask(s, block * kKeyBlock, limit, me.thread);
+      if (!has_limits && (block + 1) * kKeyBlock <= tile.num_keys) return;
+      int limit[2] = {tile.num_keys, tile.num_keys};
+      if (has_limits) {
+        for (int half = 0; half < 2; ++half) {
+          limit[half] = shared.limits[me.number][q_slot][row_of(me.thread, half)];
+        }
       }
+      Softmax::mask(s, block * kKeyBlock, limit, me.thread);
     };
-    QueryRing next_q = me.q;
-    if (me.is_pending) next_q.advance();
-    const std::uint32_t s_query = address(shared.q[me.number][next_q.slot]);
-    wait_for(shared.full_q[me.number], next_q);
+    const std::uint32_t s_query = address(shared.q[me.number][q_slot]);
     int begin = 0;
     if (!me.is_pending) {
       wait_for(shared.full_k, me.k);
@@ -174,8 +180,8 @@ struct Sm90Consumers : Sm90Cta<Traits> {
       device::fence_registers(s);
       release(shared.empty_k, me.k, me.thread);
       mask(0);
-      me.softmax = {.scale_log2 = params.args.scale_log2};
-      me.softmax.begin(s, me.p);
+      me.softmax.begin(s, params.args.scale_log2);
+      me.softmax.step(s, me.p);
       me.is_pending = true;
       me.is_first = true;
       begin = 1;
@@ -192,15 +198,13 @@ struct Sm90Consumers : Sm90Cta<Traits> {
       device::fence_registers(s);
       release(shared.empty_k, me.k, me.thread);
       mask(j);
-      const Softmax finished = me.softmax;
+      float finished[2];
       typename Softmax::Weights next_p;
-      bool rescales = false;
       if (j == 0) {
-        me.softmax = {.scale_log2 = params.args.scale_log2};
-        me.softmax.begin(s, next_p);
-      } else {
-        rescales = me.softmax.step(s, next_p);
+        finish_rows(me, finished);
+        me.softmax.begin(s, params.args.scale_log2);
       }
+      const bool rescales = me.softmax.step(s, next_p);
       finish_before_wait(me.softmax.sum, s_base);
       device::wgmma_wait<0>();
       device::fence_registers(me.o);
@@ -229,27 +233,66 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     device::fence_registers(me.o);
     release(shared.empty_v, me.v, me.thread);
     device::named_barrier_sync(1 + me.number, kThreads);  // all of Q has been read
-    stage_tile(me.softmax, me);
+    float finished[2];
+    finish_rows(me, finished);
+    stage_tile(finished, me);
     me.is_pending = false;
   }
 
-  // Divides by the sums, rounds, and puts the tile in the place of its Q.
+  // Stores the log-sum-exp of this thread's rows, and tells what their sums are to be multiplied
+  // by.
+  __device__ __forceinline__ void finish_rows(const Consumer& me, float (&inverse)[2]) const {
+    const int slot = me.q.slot;
+    float* lse_of_rows = params.args.partial_out == nullptr
+                             ? shared.lse[me.number][slot]
+                             : params.args.partial_lse + shared.tiles[me.number][slot].partial;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = sum_of_row(me.softmax.sum[half]);
+      inverse[half] = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
+      if (me.thread % 4 != 0) continue;
+      lse_of_rows[row_of(me.thread, half)] =
+          sum == 0 ? Softmax::kMinusInfinity
+                   : (me.softmax.shift[half] + __log2f(sum)) * 0.693147180559945f;
+    }
+  }
+
+  // Multiplies the rows and hands the tile over: rounded, in the place of its Q, or as a partial
+  // result in global memory.
   // NOTE: the warps have met since the last of them read Q: at a turn, or in finish().
-  __device__ __forceinline__ void stage_tile(const Softmax& softmax, Consumer& me) const {
+  __device__ __forceinline__ void stage_tile(const float (&inverse)[2], Consumer& me) const {
+    if (params.args.partial_out != nullptr) {
+      store_partial(inverse, me);
+    } else {
+      store_in_place_of_query(inverse, me);
+      device::fence_smem_to_async();
+    }
+    device::mbarrier_arrive(address(shared.staged[me.number][me.q.slot]));
+    __syncwarp();
+    me.q.advance();
+  }
+
+  __device__ __forceinline__ void store_partial(const float (&inverse)[2],
+                                                const Consumer& me) const {
+    const int first_row = shared.tiles[me.number][me.q.slot].partial;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t row = first_row + row_of(me.thread, half);
+      auto* g_row =
+          reinterpret_cast<float2*>(params.args.partial_out + row * kHeadDim) + me.thread % 4;
+#pragma unroll
+      for (int j = 0; j < kHeadDim / 8; ++j) {
+        const float* d = me.o + 4 * j + 2 * half;
+        g_row[4 * j] = make_float2(d[0] * inverse[half], d[1] * inverse[half]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_in_place_of_query(const float (&inverse)[2],
+                                                          const Consumer& me) const {
     const std::uint32_t s_tile = address(shared.q[me.number][me.q.slot]);
     const int lane = computed_here(me.thread % 32);
     const int first_row = me.thread / 32 * 16;
-    float inverse[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = sum_of_row(softmax.sum[half]);
-      inverse[half] = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
-      const float lse = sum == 0 ? Softmax::kMinusInfinity
-                                 : (softmax.shift[half] + __log2f(sum)) * 0.693147180559945f;
-      if (lane % 4 == 0) {
-        shared.lse[me.number][me.q.slot][first_row + lane / 4 + 8 * half] = lse;
-      }
-    }
     // Matrices of 8 x 8: (rows 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
     const auto row = static_cast<unsigned>(first_row + lane % 16);
 #pragma unroll
@@ -261,10 +304,6 @@ struct Sm90Consumers : Sm90Cta<Traits> {
                              round_pair<Element>(d[4] * inverse[0], d[5] * inverse[0]),
                              round_pair<Element>(d[6] * inverse[1], d[7] * inverse[1]));
     }
-    device::fence_smem_to_async();
-    device::mbarrier_arrive(address(shared.staged[me.number][me.q.slot]));
-    __syncwarp();
-    me.q.advance();
   }
 };
 

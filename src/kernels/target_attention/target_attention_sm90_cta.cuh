@@ -35,6 +35,7 @@ struct Sm90Cta {
   using QueryRing = RingPosition<Traits::kQueryBuffers>;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kKeyBlock = Traits::kKeyBlock;
+  static constexpr int kConsumers = Traits::kConsumers;
 
   const Sm90Params& params;
   typename Traits::SharedStorage& shared;
@@ -66,38 +67,41 @@ struct Sm90Cta {
 
   struct TileAt {
     Tile tile;
+    int number;
     int kv_head;
   };
-  // Walks over the tiles of a CTA, every gridDim.x-th one of all kv heads' tiles. The next one is
-  // asked for while the current one is worked on.
+  // Walks over the tiles of a CTA. All kv heads' tiles are dealt out to and fro: no CTA has all of
+  // those with more keys. The next one is asked for while the current one is worked on.
   class TileCursor {
    public:
     __device__ __forceinline__ explicit TileCursor(const Sm90Args& args)
         : args_(args),
-          tiles_of_head_(*args.num_tiles),
+          end_(args.max_tiles * args.num_splits),
           index_(static_cast<int>(blockIdx.x)),
-          end_(tiles_of_head_ * args.num_kv_heads) {
+          step_(2 * static_cast<int>(gridDim.x - blockIdx.x) - 1) {
       fetch();
+      end_ = *args.num_tiles * args.num_splits;
     }
     __device__ __forceinline__ bool take(TileAt& at) {
-      if (index_ >= end_) return false;
+      if (next_.number >= end_) return false;
       at = next_;
-      index_ += static_cast<int>(gridDim.x);
+      index_ += step_;
+      step_ = 2 * static_cast<int>(gridDim.x) - step_;
       fetch();
       return true;
     }
 
    private:
     __device__ __forceinline__ void fetch() {
-      if (index_ >= end_) return;
-      next_.kv_head = index_ / tiles_of_head_;
-      next_.tile = args_.tiles[index_ - next_.kv_head * tiles_of_head_];
+      next_.number = args_.divide_by_kv_heads(index_);
+      next_.kv_head = index_ - next_.number * args_.num_kv_heads;
+      if (next_.number < end_) next_.tile = args_.tiles[next_.number];
     }
 
     const Sm90Args& args_;
-    int tiles_of_head_;
+    int end_;  // at first a bound: the first tile is fetched together with their number
     int index_;
-    int end_;
+    int step_;
     TileAt next_{};
   };
 
@@ -121,18 +125,8 @@ struct Sm90Cta {
     ring.advance();
   }
 
-  // Where a row of a user lies.
-  struct Row {
-    int cand;
-    int query;
-    int head;
-  };
   __device__ __forceinline__ Row row_at(const TileAt& at, int row) const {
-    const Sm90Args& a = params.args;
-    const int above = a.divide_by_group(row);
-    const int cand = a.divide_by_queries(above);
-    return {a.grouped_cands[at.tile.first_cand + cand], above - cand * a.num_queries,
-            at.kv_head * a.group + row - above * a.group};
+    return target_attention_impl::row_at(params.args, at.tile, at.kv_head, row);
   }
 
   // The vector `vector` of a row in a tile of Q, or of the output that takes its place.

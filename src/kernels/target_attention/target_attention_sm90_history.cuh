@@ -21,17 +21,19 @@ struct Sm90History : Sm90Cta<Traits> {
 
   // Whether V's last block holds rows that do not count and are not zeros.
   __device__ __forceinline__ bool has_stray_rows(const Tile& tile) const {
-    return tile.num_keys < params.args.num_keys && tile.num_keys % kKeyBlock != 0;
+    return tile.first_key + tile.num_keys < params.args.history_rows &&
+           tile.num_keys % kKeyBlock != 0;
   }
 
   __device__ __forceinline__ void load_block(unsigned char* s_block, const CUtensorMap* map,
-                                             std::uint32_t barrier, int first_key, int kv_head,
-                                             int user) const {
+                                             std::uint32_t barrier, const TileAt& at,
+                                             int block) const {
     device::mbarrier_arrive_expect_bytes(barrier, Traits::kBlockBytes);
 #pragma unroll
     for (int c = 0; c < Traits::kChunks; ++c) {
       device::tma_load_4d(address(*s_block) + c * Traits::kBlockChunkBytes, map, barrier,
-                          c * Traits::kChunkColumns, first_key, kv_head, user);
+                          c * Traits::kChunkColumns, at.tile.first_key + block * kKeyBlock,
+                          at.kv_head, at.tile.history);
     }
   }
 
@@ -46,8 +48,8 @@ struct Sm90History : Sm90Cta<Traits> {
       device::mbarrier_wait(address(shared.empty_v[ring_v.slot]), ring_v.phase ^ 1);
       const bool clears = v_block == blocks_of(v_at.tile) - 1 && has_stray_rows(v_at.tile);
       load_block(shared.v[ring_v.slot], &params.v,
-                 address(clears ? shared.loaded_v[ring_v.slot] : shared.full_v[ring_v.slot]),
-                 v_block * kKeyBlock, v_at.kv_head, v_at.tile.user);
+                 address(clears ? shared.loaded_v[ring_v.slot] : shared.full_v[ring_v.slot]), v_at,
+                 v_block);
       ring_v.advance();
     };
     TileCursor cursor(params.args);
@@ -55,8 +57,7 @@ struct Sm90History : Sm90Cta<Traits> {
       const int blocks = blocks_of(at.tile);
       for (int j = 0; j < blocks; ++j) {
         device::mbarrier_wait(address(shared.empty_k[ring_k.slot]), ring_k.phase ^ 1);
-        load_block(shared.k[ring_k.slot], &params.k, address(shared.full_k[ring_k.slot]),
-                   j * kKeyBlock, at.kv_head, at.tile.user);
+        load_block(shared.k[ring_k.slot], &params.k, address(shared.full_k[ring_k.slot]), at, j);
         ring_k.advance();
         if (has_v) load_v();
         v_at = at;
@@ -67,7 +68,7 @@ struct Sm90History : Sm90Cta<Traits> {
     if (has_v) load_v();
   }
 
-  // Zeros V's rows from the user's length on, in the last block of each tile that has such rows.
+  // Zeros V's rows from the tile's last key on, in the last block of each tile that has such rows.
   __device__ __forceinline__ void clear_stray_rows(int lane) const {
     int blocks_before = 0;
     int phase_bits = 0;  // of loaded_v, a bit per stage

@@ -7,6 +7,7 @@
 
 #include "kernels/host/launch.h"
 #include "kernels/host/tensor_map.h"
+#include "kernels/target_attention/target_attention_merge.cuh"
 #include "kernels/target_attention/target_attention_sm90.cuh"
 #include "kernels/target_attention/target_attention_sm90_launch.h"
 
@@ -15,12 +16,14 @@ namespace ikbo::target_attention_impl {
 template <typename Traits>
 CUtensorMap make_history_map(const void* data, const std::array<std::int64_t, 4>& stride,
                              const TargetAttentionParams& p) {
+  const bool is_packed = p.user_offsets != nullptr;
   return host::make_tensor_map(
-      host::TensorMap4d{.data = data,
-                        .dtype = p.dtype,
-                        .extent = {p.head_dim, p.num_keys, p.num_kv_heads, p.num_users},
-                        .stride = {stride[1], stride[2], stride[0]},
-                        .box = {Traits::kChunkColumns, Traits::kKeyBlock, 1, 1}},
+      host::TensorMap4d{
+          .data = data,
+          .dtype = p.dtype,
+          .extent = {p.head_dim, p.num_keys, p.num_kv_heads, is_packed ? 1 : p.num_users},
+          .stride = {stride[1], stride[2], is_packed ? stride[1] : stride[0]},
+          .box = {Traits::kChunkColumns, Traits::kKeyBlock, 1, 1}},
       "ikbo::target_attention");
 }
 
@@ -53,7 +56,8 @@ CUtensorMap make_row_map(const void* data, const std::array<std::int64_t, 4>& st
 template <typename Traits>
 void launch_typed(const Sm90Launch& launch) {
   const TargetAttentionParams& p = launch.params;
-  const WorkspaceLayout layout = make_workspace_layout(p);
+  const WorkspaceLayout layout = make_workspace_layout(p, launch.config);
+  const bool is_split = launch.config.num_splits > 1;
   const auto at = [&](std::size_t offset) { return launch.workspace + offset; };
   Sm90Params params{};
   params.k = make_history_map<Traits>(p.k, p.stride_k, p);
@@ -66,42 +70,53 @@ void launch_typed(const Sm90Launch& launch) {
     params.out =
         make_row_map<Traits>(p.out, {p.num_queries * out_row, out_row, p.head_dim, 1}, box, p);
   }
-  params.args = {.num_tiles = reinterpret_cast<const std::int32_t*>(at(layout.num_tiles)),
-                 .tiles = reinterpret_cast<const Tile*>(at(layout.tiles)),
-                 .grouped_cands = reinterpret_cast<const std::int32_t*>(at(layout.grouped_cands)),
-                 .cand_lengths = p.cand_lengths,
-                 .q = p.q,
-                 .out = p.out,
-                 .lse = static_cast<float*>(p.lse),
-                 .stride_q = {p.stride_q[0], p.stride_q[1], p.stride_q[2]},
-                 .num_queries = p.num_queries,
-                 .num_heads = p.num_heads,
-                 .num_kv_heads = p.num_kv_heads,
-                 .group = p.num_heads / p.num_kv_heads,
-                 .box_rows = box_rows,
-                 .divide_by_box = device::FastDivide(std::max(box_rows, 1)),
-                 .divide_by_group = device::FastDivide(p.num_heads / p.num_kv_heads),
-                 .divide_by_queries = device::FastDivide(p.num_queries),
-                 .head_dim = p.head_dim,
-                 .num_keys = p.num_keys,
-                 .scale = static_cast<float>(p.scale),
-                 .scale_log2 = static_cast<float>(p.scale * 1.4426950408889634)};
+  params.args = {
+      .num_tiles = reinterpret_cast<const std::int32_t*>(at(layout.num_tiles)),
+      .tiles = reinterpret_cast<const Tile*>(at(layout.tiles)),
+      .max_tiles = static_cast<int>(max_tiles(p, launch.config)),
+      .num_splits = launch.config.num_splits,
+      .grouped_cands = reinterpret_cast<const std::int32_t*>(at(layout.grouped_cands)),
+      .cand_lengths = p.cand_lengths,
+      .q = p.q,
+      .out = p.out,
+      .lse = static_cast<float*>(p.lse),
+      .partial_out = is_split ? reinterpret_cast<float*>(at(layout.partial_out)) : nullptr,
+      .partial_lse = reinterpret_cast<float*>(at(layout.partial_lse)),
+      .stride_q = {p.stride_q[0], p.stride_q[1], p.stride_q[2]},
+      .num_queries = p.num_queries,
+      .num_heads = p.num_heads,
+      .num_kv_heads = p.num_kv_heads,
+      .group = p.num_heads / p.num_kv_heads,
+      .box_rows = box_rows,
+      .divide_by_box = device::FastDivide(std::max(box_rows, 1)),
+      .divide_by_group = device::FastDivide(p.num_heads / p.num_kv_heads),
+      .divide_by_queries = device::FastDivide(p.num_queries),
+      .divide_by_kv_heads = device::FastDivide(p.num_kv_heads),
+      .head_dim = p.head_dim,
+      .history_rows = p.num_keys,
+      .scale = static_cast<float>(p.scale),
+      .scale_log2 = static_cast<float>(p.scale * 1.4426950408889634)};
   host::launch("ikbo::target_attention", target_attention_sm90_kernel<Traits>,
                {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
                 .threads = Traits::kNumThreads,
                 .shared_bytes = Traits::kSharedBytes,
                 .overlaps_previous = true},
                launch.stream, params);
+  if (!is_split) return;
+  host::launch("ikbo::target_attention (merge)", target_attention_merge_kernel<Traits>,
+               {.grid = dim3(static_cast<unsigned>(max_tiles(p, launch.config) * p.num_kv_heads),
+                             Traits::kTileRows / kMergeRows),
+                .threads = kMergeThreads,
+                .overlaps_previous = true},
+               launch.stream, params.args);
 }
 
 template <int kHeadDim>
 void launch_sm90(const Sm90Launch& launch) {
-  constexpr int kKeyBlock = key_block_of(kHeadDim);
-  constexpr int kQueryBuffers = kHeadDim <= 128 ? 2 : 1;
   if (launch.params.dtype == DType::kFloat16) {
-    launch_typed<Sm90Traits<__half, kHeadDim, kKeyBlock, kQueryBuffers>>(launch);
+    launch_typed<Sm90Traits<__half, kHeadDim>>(launch);
   } else {
-    launch_typed<Sm90Traits<__nv_bfloat16, kHeadDim, kKeyBlock, kQueryBuffers>>(launch);
+    launch_typed<Sm90Traits<__nv_bfloat16, kHeadDim>>(launch);
   }
 }
 

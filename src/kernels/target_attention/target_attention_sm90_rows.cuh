@@ -16,11 +16,11 @@ struct Sm90Rows : Sm90Cta<Traits> {
   using Element = typename Traits::Element;
   using QueryRing = typename Cta::QueryRing;
   using Softmax = OnlineSoftmax<Element, Traits::kKeyBlock>;
-  using Row = typename Cta::Row;
   using TileAt = typename Cta::TileAt;
   using TileCursor = typename Cta::TileCursor;
   using Cta::address;
   using Cta::blocks_of;
+  using Cta::kConsumers;
   using Cta::kHeadDim;
   using Cta::params;
   using Cta::row_at;
@@ -88,6 +88,44 @@ struct Sm90Rows : Sm90Cta<Traits> {
     return params.args.divide_by_box(rows_of(at.tile, consumer));
   }
 
+  // Number of the consumer's first row among the partial results.
+  __device__ __forceinline__ int partial_row(const TileAt& at, int consumer) const {
+    return (at.number * params.args.num_kv_heads + at.kv_head) * Traits::kTileRows +
+           consumer * kRowsOfConsumer;
+  }
+
+  // What the consumer has to know; __syncwarp and an arrival of lane 0 at full_q follow.
+  __device__ __forceinline__ void announce(const TileAt& at, int consumer, int slot,
+                                           int lane) const {
+    const Sm90Args& a = params.args;
+    const int rows = rows_of(at.tile, consumer);
+    if (a.cand_lengths != nullptr) {
+#pragma unroll
+      for (int row = lane; row < kRowsOfConsumer; row += 32) {
+        if (row >= rows) continue;
+        const int cand = row_at(at, first_row_of(at, consumer) + row).cand;
+        shared.limits[consumer][slot][row] =
+            min(a.cand_lengths[cand] - at.tile.keys_before, at.tile.num_keys);
+      }
+    }
+    if (lane == 0) {
+      shared.tiles[consumer][slot] = {.num_keys = at.tile.num_keys,
+                                      .num_rows = rows,
+                                      .partial = partial_row(at, consumer),
+                                      .unused = 0};
+    }
+  }
+  __device__ __forceinline__ void announce_end(const QueryRing (&rings)[kConsumers],
+                                               int lane) const {
+    if (lane != 0) return;
+#pragma unroll
+    for (int c = 0; c < kConsumers; ++c) {
+      device::mbarrier_wait(address(shared.empty_q[c][rings[c].slot]), rings[c].phase ^ 1);
+      shared.tiles[c][rings[c].slot] = {};
+      device::mbarrier_arrive(address(shared.full_q[c][rings[c].slot]));
+    }
+  }
+
   __device__ __forceinline__ void load_query_boxes(int lane) const {
     QueryRing rings[kConsumers];
     TileCursor cursor(params.args);
@@ -96,11 +134,12 @@ struct Sm90Rows : Sm90Cta<Traits> {
 #pragma unroll
       for (int c = 0; c < kConsumers; ++c) {
         const int boxes = boxes_of(at, c);
-        if (boxes == 0) continue;
         Box box{};
         if (lane < boxes) box = box_of_lane(at, c, lane);
         const int slot = rings[c].slot;
         device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
+        announce(at, c, slot, lane);
+        __syncwarp();
         if (lane == 0) {
           device::mbarrier_arrive_expect_bytes(
               address(shared.full_q[c][slot]),
@@ -121,6 +160,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
         rings[c].advance();
       }
     }
+    announce_end(rings, lane);
   }
 
   __device__ __forceinline__ void load_query_rows(int lane) const {
@@ -130,24 +170,30 @@ struct Sm90Rows : Sm90Cta<Traits> {
       if (blocks_of(at.tile) == 0) continue;
 #pragma unroll
       for (int c = 0; c < kConsumers; ++c) {
-        if (rows_of(at.tile, c) == 0) continue;
-        find_rows(at, c, lane, [&](int half, const Row& row) {
-          const Sm90Args& a = params.args;
-          shared.sources[lane + 32 * half] = static_cast<const Element*>(a.q) +
-                                             row.cand * a.stride_q[0] + row.query * a.stride_q[1] +
-                                             row.head * a.stride_q[2];
-        });
-        __syncwarp();
+        const bool has_rows = rows_of(at.tile, c) > 0;
+        if (has_rows) {
+          find_rows(at, c, lane, [&](int half, const Row& row) {
+            const Sm90Args& a = params.args;
+            shared.sources[lane + 32 * half] = static_cast<const Element*>(a.q) +
+                                               row.cand * a.stride_q[0] +
+                                               row.query * a.stride_q[1] + row.head * a.stride_q[2];
+          });
+          __syncwarp();
+        }
         const int slot = rings[c].slot;
         device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
-        load_rows(address(shared.q[c][slot]), lane);
-        device::copy_async_wait<0>();
-        device::fence_smem_to_async();
+        announce(at, c, slot, lane);
+        if (has_rows) {
+          load_rows(address(shared.q[c][slot]), lane);
+          device::copy_async_wait<0>();
+          device::fence_smem_to_async();
+        }
         __syncwarp();
         if (lane == 0) device::mbarrier_arrive(address(shared.full_q[c][slot]));
         rings[c].advance();
       }
     }
+    announce_end(rings, lane);
   }
 
   __device__ __forceinline__ void load_rows(std::uint32_t s_tile, int lane) const {
@@ -170,51 +216,65 @@ struct Sm90Rows : Sm90Cta<Traits> {
     device::copy_async_commit();
   }
 
-  // Stores what the consumers leave in the place of Q.
+  // Stores what the consumers leave in the place of Q. They store partial results themselves.
   __device__ __forceinline__ void store_outputs(int lane) const {
     QueryRing rings[kConsumers];
+    const bool is_partial = params.args.partial_out != nullptr;
     TileCursor cursor(params.args);
     for (TileAt at; cursor.take(at);) {
 #pragma unroll
       for (int c = 0; c < kConsumers; ++c) {
         const int rows = rows_of(at.tile, c);
-        if (rows == 0) continue;
-        float* g_lse[2];
-        find_rows(at, c, lane, [&](int half, const Row& row) {
-          const Sm90Args& a = params.args;
-          const std::int64_t first =
-              static_cast<std::int64_t>(row.cand) * a.num_queries * a.num_heads;
-          shared.targets[lane + 32 * half] =
-              static_cast<Element*>(a.out) +
-              (first + row.query * a.num_heads + row.head) * a.head_dim;
-          g_lse[half] = a.lse + first + row.head * a.num_queries + row.query;
-        });
-        __syncwarp();
         if (blocks_of(at.tile) == 0) {
-          store_nothing(g_lse, rows, lane);
+          store_nothing(at, c, rows, lane);
           continue;
         }
-        Box box{};
-        if (has_boxes() && lane < boxes_of(at, c)) box = box_of_lane(at, c, lane);
         const int slot = rings[c].slot;
-        device::mbarrier_wait(address(shared.staged[c][slot]), rings[c].phase);
-        if (has_boxes()) {
-          if (lane < boxes_of(at, c)) store_box(address(shared.q[c][slot]), box);
+        if (rows > 0 && !is_partial) {
+          store_tile(at, c, rings[c], lane);
         } else {
-          store_rows(address(shared.q[c][slot]), static_cast<unsigned>(rows), lane);
+          device::mbarrier_wait(address(shared.staged[c][slot]), rings[c].phase);
         }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = lane + 32 * half;
-          if (row < rows) *g_lse[half] = shared.lse[c][slot][row];
-        }
-        device::tma_store_wait_read();
         device::mbarrier_arrive(address(shared.empty_q[c][slot]));
         __syncwarp();
         rings[c].advance();
       }
     }
     device::tma_store_wait();
+  }
+
+  // Where this lane's two rows of a consumer's tile go; the places of all rows of the output are
+  // left in shared memory.
+  __device__ __forceinline__ void find_targets(const TileAt& at, int consumer, int lane,
+                                               float* (&g_lse)[2]) const {
+    find_rows(at, consumer, lane, [&](int half, const Row& row) {
+      const Sm90Args& a = params.args;
+      const std::int64_t first = static_cast<std::int64_t>(row.cand) * a.num_queries * a.num_heads;
+      shared.targets[lane + 32 * half] =
+          static_cast<Element*>(a.out) + (first + row.query * a.num_heads + row.head) * a.head_dim;
+      g_lse[half] = a.lse + first + row.head * a.num_queries + row.query;
+    });
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void store_tile(const TileAt& at, int consumer, const QueryRing& ring,
+                                             int lane) const {
+    float* g_lse[2];
+    find_targets(at, consumer, lane, g_lse);
+    Box box{};
+    const bool has_box = has_boxes() && lane < boxes_of(at, consumer);
+    if (has_box) box = box_of_lane(at, consumer, lane);
+    device::mbarrier_wait(address(shared.staged[consumer][ring.slot]), ring.phase);
+    const std::uint32_t s_tile = address(shared.q[consumer][ring.slot]);
+    const int rows = rows_of(at.tile, consumer);
+    if (has_box) store_box(s_tile, box);
+    if (!has_boxes()) store_rows(s_tile, static_cast<unsigned>(rows), lane);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane + 32 * half;
+      if (row < rows) *g_lse[half] = shared.lse[consumer][ring.slot][row];
+    }
+    device::tma_store_wait_read();
   }
 
   __device__ __forceinline__ void store_box(std::uint32_t s_tile, const Box& box) const {
@@ -248,16 +308,25 @@ struct Sm90Rows : Sm90Cta<Traits> {
     }
   }
 
-  // Zeros and a log-sum-exp of -inf: rows without a key.
-  __device__ __forceinline__ void store_nothing(float* const (&g_lse)[2], int rows,
+  // Zeros and a log-sum-exp of -inf: rows without a key. Of a partial result the latter will do.
+  __device__ __forceinline__ void store_nothing(const TileAt& at, int consumer, int rows,
                                                 int lane) const {
+    if (rows == 0) return;
+    const Sm90Args& a = params.args;
+    if (a.partial_out != nullptr) {
+      float* g_lse = a.partial_lse + partial_row(at, consumer);
+      for (int row = lane; row < rows; row += 32) g_lse[row] = Softmax::kMinusInfinity;
+      return;
+    }
+    float* g_lse[2];
+    find_targets(at, consumer, lane, g_lse);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (lane + 32 * half < rows) *g_lse[half] = Softmax::kMinusInfinity;
     }
 #pragma unroll 1
     for (int row = 0; row < rows; ++row) {
-      if (lane * 8 >= params.args.head_dim) continue;
+      if (lane * 8 >= a.head_dim) continue;
       device::store_global(static_cast<Element*>(shared.targets[row]) + lane * 8,
                            make_uint4(0, 0, 0, 0));
     }

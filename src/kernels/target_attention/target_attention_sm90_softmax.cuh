@@ -62,22 +62,21 @@ struct OnlineSoftmax {
     }
   }
 
-  // A tile's first block.
-  __device__ __forceinline__ void begin(const Logits& s, Weights& p) {
-    float total[2];
-    move_shift(s, true, true);
-    weigh(s, p, total);
-    for (int row = 0; row < 2; ++row) sum[row] = total[row];
+  // A new row begins with this block; step() follows. A quarter of the keys, the first among them,
+  // says well enough where the shift has to be.
+  __device__ __forceinline__ void begin(const Logits& s, float scale) {
+    *this = {.scale_log2 = scale};
+    move_shift<4>(s, true, true);
   }
 
-  // A later block. Returns, alike in all threads of a warp, whether any factor is not 1.
+  // The next block. Returns, alike in all threads of a warp, whether any factor is not 1.
   __device__ __forceinline__ bool step(const Logits& s, Weights& p) {
     float total[2];
     weigh(s, p, total);
     const bool grows[2] = {!(total[0] <= kMaxSum), !(total[1] <= kMaxSum)};
     const bool moves = __any_sync(~0u, grows[0] || grows[1]);
     if (moves) {
-      move_shift(s, any_of_row(grows[0]), any_of_row(grows[1]));
+      move_shift<1>(s, any_of_row(grows[0]), any_of_row(grows[1]));
       weigh(s, p, total);
       for (int row = 0; row < 2; ++row) sum[row] *= factor[row];
     }
@@ -105,15 +104,17 @@ struct OnlineSoftmax {
     for (int row = 0; row < 2; ++row) total[row] = chain[row][0] + chain[row][1];
   }
 
-  // Moves the shift to the largest logit of the rows that `moves` names.
+  // Moves the shift to the largest logit of every kStride-th group of 8 keys.
+  template <int kStride>
   __device__ __forceinline__ void move_shift(const Logits& s, bool first_moves, bool second_moves) {
     const bool moves[2] = {first_moves, second_moves};
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       float m[2] = {kMinusInfinity, kMinusInfinity};
 #pragma unroll
-      for (int j = 0; j < kKeyBlock / 8; ++j) {
-        m[j % 2] = fmaxf(m[j % 2], fmaxf(s[4 * j + 2 * row], s[4 * j + 2 * row + 1]));
+      for (int j = 0; j < kKeyBlock / 8; j += kStride) {
+        m[j / kStride % 2] =
+            fmaxf(m[j / kStride % 2], fmaxf(s[4 * j + 2 * row], s[4 * j + 2 * row + 1]));
       }
       float top = fmaxf(m[0], m[1]);
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));

@@ -14,11 +14,15 @@ namespace ikbo::target_attention_impl {
 struct Sm90Args {
   const std::int32_t* num_tiles;
   const Tile* tiles;
+  int max_tiles;
+  int num_splits;
   const std::int32_t* grouped_cands;
   const std::int32_t* cand_lengths;  // may be nullptr
   const void* q;
   void* out;
   float* lse;
+  float* partial_out;  // nullptr: keys are not split
+  float* partial_lse;
   std::int64_t stride_q[3];  // candidate, query, head; elements
   int num_queries;
   int num_heads;
@@ -28,32 +32,56 @@ struct Sm90Args {
   device::FastDivide divide_by_box;
   device::FastDivide divide_by_group;
   device::FastDivide divide_by_queries;
+  device::FastDivide divide_by_kv_heads;
   int head_dim;
-  int num_keys;
+  int history_rows;  // S; packed: of all users
   float scale;       // of the logits
   float scale_log2;  // scale * log2(e)
 };
 
+// Where a row of a user lies.
+struct Row {
+  int cand;
+  int query;
+  int head;
+};
+__device__ __forceinline__ Row row_at(const Sm90Args& a, const Tile& tile, int kv_head, int row) {
+  const int above = a.divide_by_group(row);
+  const int cand = a.divide_by_queries(above);
+  return {a.grouped_cands[tile.first_cand + cand], above - cand * a.num_queries,
+          kv_head * a.group + row - above * a.group};
+}
+
 struct Sm90Params {
-  CUtensorMap k;  // (d, s, kv head, user)
+  CUtensorMap k;  // (d, s, kv head, history)
   CUtensorMap v;
   CUtensorMap q;  // (d, head, query, candidate), in boxes of box_rows rows
   CUtensorMap out;
   Sm90Args args;
 };
 
-template <typename ElementT, int kHeadDimT, int kKeyBlockT, int kQueryBuffersT>
+// What a consumer has to know of a tile; it comes with the tile's Q.
+struct ConsumerTile {
+  int num_keys;  // of the tile; 0: there are no more tiles
+  int num_rows;  // of the consumer
+  int partial;   // its first row's number among the partial results
+  int unused;
+};
+
+template <typename ElementT, int kHeadDimT>
 struct Sm90Traits {
   using Element = ElementT;
   static constexpr int kHeadDim = kHeadDimT;
-  static constexpr int kKeyBlock = kKeyBlockT;
-  static constexpr int kQueryBuffers = kQueryBuffersT;  // of each consumer
-  static constexpr int kStages = 2;                     // blocks of K, and of V
+  static constexpr int kKeyBlock = key_block_of(kHeadDim);
+  static constexpr int kConsumers = consumers_of(kHeadDim);
+  static constexpr int kTileRows = tile_rows_of(kHeadDim);
+  static constexpr int kQueryBuffers = kHeadDim <= 128 ? 2 : 1;  // of each consumer
+  static constexpr int kStages = kHeadDim <= 64 ? 6 : 2;         // blocks of K, and of V
   static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
 
   // Registers of a thread after they are shared out anew: no more than the launch has.
-  static constexpr int kConsumerRegisters = 216;
-  static constexpr int kProducerRegisters = 72;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : 216;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : 72;
   static constexpr int kLaunchRegisters = 65536 / kNumThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
                 (kConsumers + 1) * kLaunchRegisters);
@@ -76,6 +104,8 @@ struct Sm90Traits {
     const void* sources[kRowsOfConsumer];  // of the rows that are loaded
     void* targets[kRowsOfConsumer];        // of the rows that are stored
     float lse[kConsumers][kQueryBuffers][kRowsOfConsumer];
+    int limits[kConsumers][kQueryBuffers][kRowsOfConsumer];  // keys of the tile, by cand_lengths
+    alignas(16) ConsumerTile tiles[kConsumers][kQueryBuffers];
     alignas(8) std::uint64_t full_k[kStages];
     std::uint64_t empty_k[kStages];
     std::uint64_t full_v[kStages];

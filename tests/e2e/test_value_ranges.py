@@ -75,12 +75,18 @@ class Lengths(nn.Module):
         return ikbo.target_attention(q, k, k, cand_to_user, user_lengths=lengths)[0]
 
 
+class SelfLengths(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, cand_to_user: Tensor, lengths: Tensor) -> Tensor:
+        return ikbo.self_target_attention(k, q, k, k, cand_to_user, user_lengths=lengths)[1]
+
+
+@pytest.mark.parametrize("module", [Lengths, SelfLengths])
 @pytest.mark.parametrize("history", [5, 8])
-def test_lengths_of_histories(history: int) -> None:
+def test_lengths_of_histories(history: int, module: type[nn.Module]) -> None:
     index = torch.zeros(4, dtype=torch.int32)
     lengths = torch.ones(2, dtype=torch.int32)
     inputs = (torch.randn(4, 1, 2, 8), torch.randn(2, history, 2, 8), index, lengths)
-    program = torch.export.export(Lengths(), inputs)
+    program = torch.export.export(module(), inputs)
     assert bound_values(program) == {"lengths": ValueRange(0, history)}
 
 

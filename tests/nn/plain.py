@@ -30,7 +30,8 @@ class PlainCompression(torch.nn.Linear):
 
 
 class PlainAttention(torch.nn.Module):
-    """Four projections around scaled_dot_product_attention; one query row per candidate."""
+    """Four projections around scaled_dot_product_attention; a mask is of keys `[B, S]`, or of keys
+    by query `[B, 1, Q, S]`."""
 
     def __init__(self, embed_dim: int, num_heads: int, kv_heads: int, history_dim: int) -> None:
         super().__init__()
@@ -45,6 +46,6 @@ class PlainAttention(torch.nn.Module):
         q = self.q_proj(x_cand).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k = self.k_proj(history).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(history).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-        attn_mask = None if mask is None else mask[:, None, None, :]
+        attn_mask = mask[:, None, None, :] if mask is not None and mask.dim() == 2 else mask
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask, enable_gqa=True)
         return self.out_proj(out.transpose(1, 2).flatten(-2))

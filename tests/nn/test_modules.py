@@ -128,6 +128,45 @@ def test_target_attention_of_packed_histories(index: CandidateIndex) -> None:
     )
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_self_target_attention(index: CandidateIndex, kv_heads: int, is_causal: bool) -> None:
+    s = 6
+    ours, plain = (
+        nn.SelfTargetAttention(8, 4, num_kv_heads=kv_heads),
+        PlainAttention(8, 4, kv_heads, 8),
+    )
+    leaves = parameters(ours, plain)
+    cand, history = twin(index.num_candidates, 3, 8), twin(index.num_users, s, 8)
+    lengths = torch.randint(1, s + 1, (index.num_users,), dtype=torch.int32)
+    is_row = torch.arange(s) < lengths[:, None]
+    seen = is_row[:, None, None, :].expand(-1, 1, s, s)
+    rows = index.cand_to_user.long()
+    out_user, out_cand = ours(cand[0], history[0], index, lengths, is_causal=is_causal)
+    plain_user = plain(history[1], history[1], seen.tril() if is_causal else seen)
+    plain_cand = plain(cand[1], history[1][rows], is_row[rows])
+    assert_same(
+        torch.cat([out_user[is_row], out_cand.flatten(0, 1)]),
+        torch.cat([plain_user[is_row], plain_cand.flatten(0, 1)]),
+        # k_proj.bias shifts every score of a row alike: its gradient is zero
+        {k: v for k, v in leaves.items() if k != "k_proj.bias"}
+        | {"x_cand": cand, "history": history},
+    )
+    assert (out_user[~is_row] == ours.out_proj.bias).all()
+
+
+def test_self_target_attention_of_one_query_row_and_another_modules_weights() -> None:
+    index = INDICES["shuffled"]
+    plain = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    module = nn.SelfTargetAttention.from_multihead_attention(plain)
+    x_cand, history = torch.randn(7, 8), torch.randn(3, 5, 8)
+    out_user, out_cand = module(x_cand, history, index)
+    torch.testing.assert_close(out_user, plain(history, history, history)[0], **TOLERANCE)
+    repeated = history[index.cand_to_user.long()]
+    expected, _ = plain(x_cand[:, None], repeated, repeated)
+    torch.testing.assert_close(out_cand, expected[:, 0], **TOLERANCE)
+
+
 def test_target_attention_takes_one_query_row_without_its_dimension() -> None:
     index = INDICES["shuffled"]
     module = nn.TargetAttention(8, 2)
@@ -195,6 +234,14 @@ def test_same_seed_gives_the_plain_modules_weights() -> None:
         (lambda: nn.Linear(4.5, 3, 4), "k_user must be an int of at least 1; got 4.5"),
         (lambda: nn.TargetAttention(8, "2"), "num_heads must be an int; got '2'"),
         (lambda: nn.TargetAttention(8, 3), "got embed_dim = 8, num_heads = 3"),
+        (
+            lambda: nn.SelfTargetAttention(8, 3),
+            "ikbo.nn.SelfTargetAttention: embed_dim must .* got embed_dim = 8, num_heads = 3",
+        ),
+        (
+            lambda: nn.SelfTargetAttention(8, 2, history_dim=5),
+            "history_dim must be embed_dim = 8 or None; got 5",
+        ),
         (lambda: nn.TargetAttention(8, 4, num_kv_heads=3), "num_heads = 4, num_kv_heads = 3"),
         (
             lambda: nn.TargetAttention.from_multihead_attention(

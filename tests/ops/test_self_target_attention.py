@@ -12,8 +12,10 @@ from torch import Tensor
 
 import ikbo
 from ikbo import reference
+from ikbo._kernels import kernels_at
 from ikbo.testing.compare import check_against_reference
 from ikbo.testing.inputs import Case, case, generator_of, make_inputs, standard_cases
+from tests.ops.test_library import traced_kernels
 
 OP = "self_target_attention"
 SIZES = {"Q": 2, "H": 4, "H_kv": 2, "S": 13, "D": 20}
@@ -231,8 +233,11 @@ def test_export_keeps_users_and_candidates_dynamic() -> None:
     shapes = {"inputs": tuple(by_size[value.size(0)] for value in inputs)}
     program = torch.export.export(_Model(), inputs, dynamic_shapes=shapes)
     for num_users, num_candidates in ((1, 1), (1, 9), (7, 30)):
-        other = inputs_of(small(U=num_users, B=num_candidates, **LENGTHS)).values()
-        for got, want in zip(program.module()(*other), _Model()(*other), strict=True):
+        other = tuple(inputs_of(small(U=num_users, B=num_candidates, **LENGTHS)).values())
+        with traced_kernels() as launches:
+            results = program.module()(*other)
+        assert launches == [(run.op, run.kernel) for run in kernels_at(program, other)]
+        for got, want in zip(results, _Model()(*other), strict=True):
             assert torch.equal(got.nan_to_num(), want.nan_to_num())
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 import ikbo
 from ikbo import reference
+from ikbo._kernels import kernels_at
 from ikbo.testing.compare import check_against_reference
 from ikbo.testing.inputs import Case, case, generator_of, make_inputs, standard_cases
+from tests.ops.test_library import traced_kernels
 
 SIZES = {"Q": 2, "H": 4, "H_kv": 2, "S": 37, "D": 20}
 OPERATOR = torch.ops.ikbo.target_attention.packed
@@ -229,8 +231,11 @@ def test_export_keeps_users_candidates_and_keys_dynamic() -> None:
     inputs = tuple(inputs_of(small()).values())
     program = torch.export.export(_Model(), inputs, dynamic_shapes=shapes)
     for num_users, num_candidates in ((1, 1), (1, 9), (7, 30)):
-        other = inputs_of(small(U=num_users, B=num_candidates)).values()
-        for got, want in zip(program.module()(*other), OPERATOR(*other), strict=True):
+        other = tuple(inputs_of(small(U=num_users, B=num_candidates)).values())
+        with traced_kernels() as launches:
+            results = program.module()(*other)
+        assert launches == [(run.op, run.kernel) for run in kernels_at(program, other)]
+        for got, want in zip(results, OPERATOR(*other), strict=True):
             assert torch.equal(got, want)
 
 

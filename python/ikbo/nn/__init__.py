@@ -7,7 +7,7 @@ repeated for every candidate. Inputs of users have U rows, inputs of candidates 
 a `ikbo.CandidateIndex` or its tensor `cand_to_user`.
 """
 
-from ikbo.nn.attention import TargetAttention
+from ikbo.nn.attention import SelfTargetAttention, TargetAttention
 from ikbo.nn.linear import Expand, Linear, LinearCompression
 
-__all__ = ["Expand", "Linear", "LinearCompression", "TargetAttention"]
+__all__ = ["Expand", "Linear", "LinearCompression", "SelfTargetAttention", "TargetAttention"]

@@ -132,10 +132,8 @@ def test_target_attention_of_packed_histories(index: CandidateIndex) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_self_target_attention(index: CandidateIndex, kv_heads: int, is_causal: bool) -> None:
     s = 6
-    ours, plain = (
-        nn.SelfTargetAttention(8, 4, num_kv_heads=kv_heads),
-        PlainAttention(8, 4, kv_heads, 8),
-    )
+    ours = nn.SelfTargetAttention(8, 4, num_kv_heads=kv_heads)
+    plain = PlainAttention(8, 4, kv_heads, 8)
     leaves = parameters(ours, plain)
     cand, history = twin(index.num_candidates, 3, 8), twin(index.num_users, s, 8)
     lengths = torch.randint(1, s + 1, (index.num_users,), dtype=torch.int32)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import re
 import sys
 import time
 import traceback
@@ -73,20 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(run=run)
         command.add_argument("model", metavar="MODEL", help="what makes the model; see below")
-        command.add_argument(
-            "--request-only",
-            metavar="NAMES",
-            required=name != "package",
-            help="comma-separated names of the inputs that all candidates of a request share",
-        )
-        command.add_argument(
-            "--columns",
-            action="append",
-            default=[],
-            metavar="NAME=COLUMN[:WIDTH],...",
-            help="the columns of a packed input in order, each one wide if no width is given; "
-            "once per packed input",
-        )
+        _add_input_options(command, name)
         command.add_argument(
             "--max-users",
             type=int,
@@ -109,6 +95,30 @@ def _parser() -> argparse.ArgumentParser:
         else:
             _add_output(command, name)
     return parser
+
+
+def _add_input_options(command: argparse.ArgumentParser, name: str) -> None:
+    command.add_argument(
+        "--request-only",
+        metavar="NAMES",
+        required=name != "package",
+        help="comma-separated names of the inputs that all candidates of a request share",
+    )
+    command.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="NAME=COLUMN[:WIDTH],...",
+        help="the columns of a packed input in order, each one wide if no width is given; "
+        "once per packed input",
+    )
+    command.add_argument(
+        "--row-count",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="an input has N rows per candidate, one candidate's after another; once per input",
+    )
 
 
 def _add_output(command: argparse.ArgumentParser, name: str) -> None:
@@ -182,24 +192,6 @@ def _last_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def _columns(texts: Sequence[str]) -> dict[str, dict[str, tuple[int, int]]]:
-    """Per packed input, the range of each column."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
-    for text in texts:
-        name, _, columns = text.partition("=")
-        places: dict[str, tuple[int, int]] = {}
-        start = 0
-        for column in columns.split(","):
-            match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", column.strip())
-            if not name or match is None or match[1] in places:
-                raise UsageError(
-                    f"--columns must be NAME=COLUMN[:WIDTH],... with each column once; got {text!r}"
-                )
-            places[match[1]] = (start, start := start + int(match[2] or 1))
-        found[name] = places
-    return found
-
-
 class _Progress:
     """Prints each step with the seconds since the start, on stderr."""
 
@@ -212,7 +204,7 @@ class _Progress:
 
 def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
     import ikbo
-    from ikbo.transform.packed import split_commas
+    from ikbo.transform.packed import columns_of_texts, counts_of_texts, split_commas
 
     progress(f"loading {options.model}")
     model, example_inputs = _load(options.model)
@@ -221,7 +213,8 @@ def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
         model,
         example_inputs,
         [name for name in split_commas(options.request_only) if name],
-        columns=_columns(options.columns),
+        columns=columns_of_texts(options.columns),
+        row_counts=counts_of_texts(options.row_count),
         max_users=options.max_users or 64,
         max_candidates=options.max_candidates,
     )

@@ -39,6 +39,7 @@ def test_help_names_every_option(command: str, capsys: pytest.CaptureFixture[str
     options = [
         "--request-only",
         "--columns",
+        "--row-count",
         "--max-users",
         "--max-candidates",
         "--output",
@@ -137,6 +138,8 @@ ERRORS = {
     "package suffix": (["package", MODEL, "-o", "x.bin"], "existing folder; got 'x.bin'"),
     "folder": (["package", MODEL, "-o", "absent/x.pt2"], "existing folder; got 'absent/x.pt2'"),
     "columns": (["explain", MODEL, "--columns", "x=a:0"], "NAME=COLUMN[:WIDTH],... with each"),
+    "row count": (["explain", MODEL, "--row-count", "price=x"], "--row-count must be NAME=N; got"),
+    "rows": (["explain", MODEL, "--row-count", "price=7"], "a divisor of its 24 rows; got 7"),
     "both": (["package", MODEL, "-o", "x.pt2", "--role", "a=user"], "either --request-only or"),
 }
 

@@ -27,6 +27,7 @@ class Mixed:
     users: tuple[str, ...]
     at_users: tuple[str, ...]
     columns: dict[str, Any] = field(default_factory=dict)
+    row_counts: dict[str, int] = field(default_factory=dict)
 
 
 MIXED: dict[str, Callable[[], Mixed]] = {}
@@ -221,6 +222,29 @@ def batch_merged_and_taken_apart() -> Mixed:
     return Mixed(model, (ids(L), ids(1)[:, 0]), ("user",), at_users)
 
 
+class Flat(nn.Module):
+    """Ids of history and candidate in one vector, the length and an offset for every event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = embedding()
+        self.tower = nn.Linear(D + 2, D)
+
+    def forward(self, ids: Tensor, ages: Tensor, events: Tensor) -> Tensor:
+        x = self.table(ids) * (ids != 0).unsqueeze(-1) + ages.unsqueeze(-1)
+        x = self.tower(torch.cat([x, events], dim=-1)).tanh().view(-1, L + 1, D)
+        return (x[:, :L] * x[:, L:]).sum((1, 2))
+
+
+@mixed
+def one_dimensional_ids() -> Mixed:
+    inputs = (ids(L + 1).flatten(), floats(L + 1).flatten(), floats(L + 1, 2).flatten(0, 1))
+    users = tuple(f"{name}[:, :{L}]" for name in ("ids", "ages", "events"))
+    counts = dict.fromkeys(("ids", "ages", "events"), L + 1)
+    at_users = ("aten.embedding.default", "aten.tanh.default", "aten.linear.default")
+    return Mixed(Flat(), inputs, users, at_users, row_counts=counts)
+
+
 @mixed
 def sequence_first() -> Mixed:
     def forward(user: Tensor, item: Tensor, gru: nn.Module, attend: nn.Module) -> Tensor:
@@ -290,24 +314,36 @@ def masks_and_lengths_from_ids() -> Mixed:
     return Mixed(Lengths(), (ids(L + 1).double(),), (f"x[:, :{L}]",), at_users)
 
 
-@mixed
-def pieces_interleaved() -> Mixed:
-    def forward(user: Tensor, item: Tensor, out: nn.Module) -> Tensor:
-        both = torch.stack([user, item, user * 2, item.tanh()], dim=2)
-        a, b = both.flatten(1).tensor_split(2, dim=1)
-        first, second, third = torch.cat([user, item], -1).tensor_split((1, 5), dim=-1)
-        x = torch.stack([user.tanh(), item, user.cos()], dim=1)
-        low, mid, high = torch.tensor_split(x, 3, dim=1)
+class Interleaved(nn.Module):
+    """Tokens of items and of actions in turn; fields in turn; columns taken apart unevenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(D)
+        self.out = nn.Linear(2 * D, D)
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        user, item = batch["user"], batch["item"]
+        b = item["token"].shape[0]
+        items = torch.cat([user["items"], item["token"].unsqueeze(1)], dim=1)
+        actions = torch.cat([user["actions"], item["action"].unsqueeze(1)], dim=1)
+        turns = self.norm(torch.stack([items, actions], dim=2).reshape(b, -1, D))
+        history, target = turns.split([2 * L, 2], dim=1)
+        first, rest, last = torch.cat([user["dense"], item["dense"]], -1).tensor_split((1, 5), -1)
+        fields = torch.stack([user["dense"], item["dense"], user["dense"].cos()], dim=1)
+        low, mid, high = torch.tensor_split(fields.tanh(), 3, dim=1)
+        pooled = self.out(torch.cat([(low * high).flatten(1), history.mean(1)], dim=1))
         return (
-            out((low * high).squeeze(1))
-            + mid.squeeze(1)
-            + a[:, :D] * b[:, :D]
-            + first
-            + (second.sum(-1) + third.sum(-1)).unsqueeze(-1)
+            pooled * target.sum(1) + mid.squeeze(1) + first + (rest.sum(-1) + last.sum(-1))[:, None]
         )
 
-    model = OfTwo(forward, nn.Linear(D, D))
-    return Mixed(model, (floats(D), floats(D)), ("user",), ("aten.mul.Tensor",))
+
+@mixed
+def pieces_interleaved() -> Mixed:
+    user = {"items": floats(L, D), "actions": floats(L, D), "dense": floats(D)}
+    item = {"token": floats(D), "action": floats(D), "dense": floats(D)}
+    at_users = ("aten.layer_norm.default", "aten.mul.Tensor", "aten.cos.default")
+    return Mixed(Interleaved(), ({"user": user, "item": item},), ("user",), at_users)
 
 
 class Experts(nn.Module):
@@ -379,3 +415,97 @@ def candidates_that_do_not_see_each_other() -> Mixed:
     )
     at_users = ("aten.linear.default", "aten.scaled_dot_product_attention.default")
     return Mixed(Causal(mask), (ids(L), ids(3)), ("user",), at_users)
+
+
+class Encoder(nn.Module):
+    """PyTorch's own encoder, causal by a mask, its tokens first and normalised at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = embedding()
+        layer = nn.TransformerEncoderLayer(D, 2, 8)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        mask = nn.Transformer.generate_square_subsequent_mask(L + 1, dtype=torch.float64)
+        self.register_buffer("mask", mask)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        tokens = self.table(torch.cat([user, item], dim=1)).transpose(0, 1)
+        last = self.layers(tokens, mask=self.mask)[-1]
+        return functional.normalize(last, dim=-1)
+
+
+@mixed
+def causal_encoder_of_torch() -> Mixed:
+    at_users = ("aten.linear.default", "aten.scaled_dot_product_attention.default")
+    return Mixed(Encoder(), (ids(L), ids(1)), ("user",), at_users)
+
+
+@mixed
+def normalised_fields() -> Mixed:
+    def forward(x: Tensor, table: nn.Module, out: nn.Module) -> Tensor:
+        fields = table(x.flatten()).view(-1, 5, D)
+        return out(functional.normalize(fields, dim=-1).flatten(1)).tanh()
+
+    model = OfX(forward, embedding(), nn.Linear(5 * D, 2))
+    return Mixed(model, (ids(5),), ("x[:, 1:4]",), ("aten.div.Tensor", "aten.embedding.default"))
+
+
+class WithWeights(nn.Module):
+    """PyTorch's attention as it is when it returns its weights too, padding multiplied away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = embedding()
+        self.places = nn.Embedding(L + 1, D)
+        self.norm = nn.LayerNorm(D)
+        self.attend = nn.ModuleList(nn.MultiheadAttention(D, 2) for _ in range(2))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        ids = torch.cat([user, item], dim=1)
+        is_there = (ids != 0).unsqueeze(-1)
+        x = self.table(ids) * D**0.5
+        x = x + self.places(torch.arange(L + 1).unsqueeze(0).repeat(ids.shape[0], 1))
+        x = x * is_there
+        mask = ~torch.tril(torch.ones((L + 1, L + 1), dtype=torch.bool))
+        for attend in self.attend:
+            turned = x.transpose(0, 1)
+            seen, _ = attend(self.norm(turned), turned, turned, attn_mask=mask)
+            x = (turned + seen).transpose(0, 1) * is_there
+        return (x[:, -1] * self.table(item)[:, 0]).sum(-1)
+
+
+@mixed
+def causal_attention_with_weights() -> Mixed:
+    at_users = ("aten.linear.default", "aten.softmax.int", "aten.bmm.default")
+    return Mixed(WithWeights(), (ids(L), ids(1)), ("user",), at_users)
+
+
+class Pointwise(nn.Module):
+    """Attention without a softmax: gated, biased by distance, masked by a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = embedding()
+        self.norm = nn.LayerNorm(D)
+        self.uvqk = nn.ModuleList(nn.Linear(D, 8 * D, bias=False) for _ in range(2))
+        self.out = nn.ModuleList(nn.Linear(2 * D, D) for _ in range(2))
+        self.bias = nn.Parameter(torch.randn(L + 2, L + 2))
+        self.register_buffer("mask", torch.ones(L + 2, L + 2).tril())
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        x = self.table(torch.cat([user, item], dim=1))
+        b, n, _ = x.shape
+        for uvqk, out in zip(self.uvqk, self.out, strict=True):
+            u, v, q, k = functional.silu(uvqk(self.norm(x))).split(2 * D, dim=-1)
+            q, k, v = (y.view(b, n, 2, D) for y in (q, k, v))
+            scores = torch.einsum("bnhd,bmhd->bhnm", q, k) + self.bias
+            weights = functional.silu(scores) / n * self.mask
+            seen = torch.einsum("bhnm,bmhd->bnhd", weights, v).reshape(b, n, 2 * D)
+            x = x + out(u * functional.layer_norm(seen, [2 * D]))
+        return x[:, L:].sum((1, 2))
+
+
+@mixed
+def causal_pointwise_attention() -> Mixed:
+    at_users = ("aten.linear.default", "aten.silu.default", "aten.einsum.default")
+    return Mixed(Pointwise(), (ids(L), ids(2)), ("user",), at_users)

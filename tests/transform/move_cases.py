@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ikbo.transform.forms import BATCH, Cand, Concat, Rows, Size, Sum, User
+from ikbo.transform.forms import BATCH, Cand, Concat, Const, Merged, Rows, Size, Sum, User
 from tests.transform.random_forms import Draw
 from tests.transform.rule_cases import leaves, size_of, takes
 
@@ -159,6 +159,17 @@ def _(d: Draw) -> Any:
 
 
 @leaves("structural.cat", aten.cat.default)
+def _(d: Draw) -> Any:  # of pieces that lie along another axis
+    other = d.choose.choice([d.concat(1, [2], [2, 3]), d.user(5, 2)])
+    return [d.concat(1, [1], [3, 2]), other], 2
+
+
+@leaves("structural.cat", aten.cat.default)
+def _(d: Draw) -> Any:
+    return [d.merged([2], [2, 1]), d.merged([3], [2, 1])], 1
+
+
+@leaves("structural.cat", aten.cat.default)
 def _(d: Draw) -> Any:  # along the batch
     return [d.user(2), d.cand(2)], 0
 
@@ -198,6 +209,7 @@ def _any_form(d: Draw, *shape: int) -> Any:
 @takes("structural.permute", aten.permute.default)
 def _(d: Draw) -> Any:
     x = d.choose.choice([_any_form(d, 3, 2), d.concat(1, [2]), d.concat(2, [3])])
+    x = d.choose.choice([x, x, d.merged([3, 2]), Merged(d.batch_inside([3, 2]))])
     return x, d.choose.choice([[0, 2, 1], [1, 0, 2], [2, -3, 1], [0, 1, 2]])
 
 
@@ -228,7 +240,7 @@ def _(d: Draw) -> Any:
     return (d.choose.choice([d.user(3), d.concat(1, []), d.const(2, 3)]),)
 
 
-@takes("structural.unsqueeze", aten.unsqueeze.default)
+@takes("reshape.unsqueeze", aten.unsqueeze.default)
 def _(d: Draw) -> Any:
     x = d.choose.choice(
         [_any_form(d, 3, 2), d.concat(1, [2]), d.concat(2, [3]), d.total(2, rank=3)]
@@ -236,13 +248,13 @@ def _(d: Draw) -> Any:
     return x, d.size(-4, 3)
 
 
-@takes("structural.squeeze", aten.squeeze.dim)
+@takes("reshape.squeeze", aten.squeeze.dim)
 def _(d: Draw) -> Any:
     x = d.choose.choice([_any_form(d, 1, 2), d.concat(2, [1]), d.concat(1, [2])])
     return x, d.choose.choice([1, 2, -2])
 
 
-@takes("structural.squeeze", aten.squeeze.default)
+@takes("reshape.squeeze", aten.squeeze.default)
 def _(d: Draw) -> Any:
     # A batch of one row is no axis to drop: graphs are made for any batch.
     d.num_candidates = max(2, d.num_candidates)
@@ -250,19 +262,19 @@ def _(d: Draw) -> Any:
     return (d.choose.choice([d.user(1, 2, 1), d.cand(2, 1), d.concat(1, [1])]),)
 
 
-@takes("structural.squeeze", aten.squeeze.dims)
+@takes("reshape.squeeze", aten.squeeze.dims)
 def _(d: Draw) -> Any:
     return d.concat(1, [1, 1]), [2, 3]
 
 
-@takes("structural.view", aten.view.default)
+@takes("reshape.view", aten.view.default)
 def _(d: Draw) -> Any:
     x = d.choose.choice([_any_form_batched(d, 4, 3), d.total(2, kind="lce")])
     if isinstance(x, Sum):
         return x, [BATCH, -1]
     flat = Size(lambda n: 4 * n)
     return x, d.choose.choice(
-        [[BATCH, 12], [-1, 3], [flat, 3], [BATCH, 2, 2, 3], [2, -1], [1, BATCH, 4, 3], [-1, 4, 3]]
+        [[BATCH, 12], [-1, 3], [flat, 3], [BATCH, 2, 2, 3], [1, BATCH, 4, 3], [-1, 4, 3]]
     )
 
 
@@ -270,7 +282,7 @@ def _any_form_batched(d: Draw, *shape: int) -> Any:
     return d.choose.choice([d.user(*shape), d.cand(*shape), d.shared(*shape)])
 
 
-@takes("structural.view", aten.view.default)
+@takes("reshape.view", aten.view.default)
 def _(d: Draw) -> Any:
     x = d.concat(1, [3])
     total = size_of(x, 1)
@@ -279,7 +291,7 @@ def _(d: Draw) -> Any:
     )
 
 
-@takes("structural.view", aten.view.default)
+@takes("reshape.view", aten.view.default)
 def _(d: Draw) -> Any:  # merged batches come apart again
     x = d.choose.choice(
         [
@@ -290,12 +302,60 @@ def _(d: Draw) -> Any:  # merged batches come apart again
     return x, [BATCH, 3, 2] if x.rows.inner == 3 else [3, BATCH, 2]
 
 
-@takes("structural.view", aten.view.default)
+@takes("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # the batch takes in the axis of a concatenation
+    x = d.concat(1, [2], [2, 3])
+    wide, flat = Size(lambda n: 5 * n), Size(lambda n: 10 * n)
+    return x, d.choose.choice([[wide, 2], [-1, 2], [flat], [-1], [flat, 1], [1, wide, 1, 2]])
+
+
+@takes("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # and gives it back
+    x = d.merged([2], [2, 3])
+    return x, d.choose.choice([[BATCH, 5, 2], [-1, 5, 2], [BATCH, -1], [-1], [-1, 1], [-1, 2, 1]])
+
+
+@takes("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # the batch takes in the axis before it, and gives it back
+    x = d.batch_inside([2], [2, 3])
+    wide, flat = Size(lambda n: 5 * n), Size(lambda n: 10 * n)
+    return d.choose.choice(
+        [
+            (x, d.choose.choice([[wide, 2], [-1, 2], [flat], [1, wide, 2, 1]])),
+            (Merged(x), d.choose.choice([[5, BATCH, 2], [5, BATCH, 1, 2], [5, -1], [flat]])),
+        ]
+    )
+
+
+@leaves("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # two sequences, one after the other
+    x = d.batch_inside([2], [2, 3])
+    parts = tuple(type(p)(p.tensor[None].repeat(2, 1, 1, 1), Rows(2)) for p in x.parts)
+    return Concat(1, parts, Rows(2)), [Size(lambda n: 10 * n), 2]
+
+
+@leaves("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # half of the batch in each row
+    d.num_users, d.num_candidates, d.index = 2, 2, torch.tensor([1, 0], dtype=torch.int32)
+    return d.user(4, 3), [2, -1]
+
+
+@leaves("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # a user's and a candidate's value in one row
+    return d.concat(1, [3], [1, 1]), [Size(lambda n: 3 * n), 2]
+
+
+@leaves("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # pieces of each row of a grid, not of the batch
+    return d.concat(2, [2], [1, 1]), [Size(lambda n: 4 * n)]
+
+
+@takes("reshape.view", aten.view.default)
 def _(d: Draw) -> Any:  # fields of width 2 side by side
     return d.concat(1, [], [4, 2, 6, 2]), [BATCH, -1, 2]
 
 
-@leaves("structural.view", aten.view.default)
+@leaves("reshape.view", aten.view.default)
 def _(d: Draw) -> Any:  # an axis would hold user and candidate values
     x = Concat(1, (d.user(3), d.cand(5)), Rows())
     return x, [BATCH, 4, 2]
@@ -312,8 +372,15 @@ def _(d: Draw) -> Any:
             (d.cand(1, 3), [BATCH, 4, 3]),
             (d.shared(1, 3), [BATCH, 4, 3]),
             (d.user(3), [2, BATCH, 3]),
+            (d.concat(1, [1], [2, 1]), [-1, 3, 4]),
+            (d.concat(2, [1], [1, 2]), [2, BATCH, 4, -1]),
         ]
     )
+
+
+@leaves("structural.expand", aten.expand.default)
+def _(d: Draw) -> Any:  # of nothing but a size that each draw has
+    return d.total(3), [BATCH, 3]
 
 
 @leaves("structural.expand", aten.expand.default)
@@ -324,7 +391,13 @@ def _(d: Draw) -> Any:  # every row of the batch again for every row
 @takes("structural.repeat", aten.repeat.default)
 def _(d: Draw) -> Any:
     return d.choose.choice(
-        [(d.const(1, 3), [BATCH, 2]), (d.const(3), [BATCH, 1]), (d.const(2, 3), [2, 1])]
+        [
+            (d.const(1, 3), [BATCH, 2]),
+            (d.const(3), [BATCH, 1]),
+            (d.const(2, 3), [2, 1]),
+            (d.const(2, 3), [BATCH, 1]),
+            (d.const(2, 3), [2, BATCH]),
+        ]
     )
 
 
@@ -334,5 +407,65 @@ def _(d: Draw) -> Any:
 
 
 @leaves("structural.repeat", aten.repeat.default)
-def _(d: Draw) -> Any:  # rows of a constant that are not one row
-    return d.const(2, 3), [BATCH, 1]
+def _(d: Draw) -> Any:  # twice per row of the batch
+    return d.const(1, 3), [_TWICE, 1]
+
+
+@takes("structural.tile", aten.tile.default)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [(d.const(3), [BATCH, 1]), (d.user(3, 2), [2]), (d.const(2, 3), [BATCH, 1, 1])]
+    )
+
+
+@takes("structural.repeat_interleave", aten.repeat_interleave.self_int)
+def _(d: Draw) -> Any:
+    return d.choose.choice([(d.const(1, 3), BATCH, 0), (d.const(2, 3), BATCH, -1)])
+
+
+@leaves("structural.repeat_interleave", aten.repeat_interleave.self_int)
+def _(d: Draw) -> Any:
+    return d.choose.choice([(d.user(3), 2, 1), (d.const(2, 3), 2, 0), (d.const(1, 3), _TWICE, 0)])
+
+
+# picks
+
+
+def _picks(d: Draw, low: int, high: int, *shape: int) -> Const:
+    picks = torch.randint(low, high, shape, generator=d.generator)
+    return Const(picks if d.size(0, 1) else picks.sort().values)
+
+
+@takes("picks.index", aten.index.Tensor)
+def _(d: Draw) -> Any:
+    x, axis = d.choose.choice([(d.concat(1, [2]), 1), (d.concat(2, [3]), 2), (d.concat(1, []), 1)])
+    total = size_of(x, axis)
+    shape = d.choose.choice([[1], [3], [7], [2, 3]])
+    return x, [None] * axis + [_picks(d, -total, total, *shape)]
+
+
+@leaves("picks.index", aten.index.Tensor)
+def _(d: Draw) -> Any:  # numbers per user
+    x = d.user(3)
+    picks = User((d.tensor(d.num_users, 2) > 0).long(), Rows())
+    return d.choose.choice(
+        [
+            (d.concat(1, [2]), [None, None, _picks(d, 0, 2, 2)]),
+            (d.concat(1, [2]), [None, _picks(d, 0, 2, 2), _picks(d, 0, 2, 2)]),
+            (x, [None, _picks(d, 0, 3, 2)]),
+            (d.const(2, 3), [picks]),
+        ]
+    )
+
+
+@takes("picks.index_select", aten.index_select.default)
+def _(d: Draw) -> Any:
+    x = d.concat(1, [2])
+    return x, d.choose.choice([1, -2]), _picks(d, 0, size_of(x, 1), d.size(1, 6))
+
+
+@leaves("picks.index_select", aten.index_select.default)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [(d.concat(1, [2]), 2, _picks(d, 0, 2, 3)), (d.cand(3), 1, _picks(d, 0, 3, 2))]
+    )

@@ -3,6 +3,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,20 @@ from torch import Tensor
 
 from ikbo.transform import forms as f
 from ikbo.transform.constants import Constants
-from ikbo.transform.forms import Affine, Cand, Concat, Const, PerBatch, Product, Rows, Sum, User
+from ikbo.transform.forms import (
+    Affine,
+    Cand,
+    Concat,
+    Const,
+    Merged,
+    PerBatch,
+    Product,
+    Rows,
+    Scores,
+    Sum,
+    User,
+)
+from ikbo.transform.scores import run
 from ikbo.transform.walk import Walk
 
 
@@ -76,6 +90,28 @@ class Draw:
             parts.append(kind(*sizes))
         return Concat(axis, tuple(parts), Rows())
 
+    def merged(self, shape: Sequence[int], widths: Sequence[int] | None = None) -> Merged:
+        """A concatenation that follows the batch, merged with it."""
+        return Merged(self.concat(1, shape, widths))
+
+    def batch_inside(self, shape: Sequence[int], widths: Sequence[int] | None = None) -> Concat:
+        """A concatenation along the first axis, before the batch."""
+        x = self.concat(1, shape, widths)
+        parts = [
+            type(p)(p.tensor.transpose(0, 1).contiguous(), replace(p.rows, axis=1)) for p in x.parts
+        ]
+        return Concat(0, tuple(parts), Rows(1))
+
+    def scores(self, *steps: Any, heads: Sequence[int] = (), widths: Sequence[int] = (3, 2)) -> Any:
+        """Queries times keys of user tokens, then candidate tokens; `steps` are (operator, ...)."""
+        axis = 1 + len(heads)
+        q, k = self.concat(axis, [*heads, 4], widths), self.concat(axis + 1, [*heads, 4], widths)
+        walk = self.walk()
+        out = walk.apply(torch.ops.aten.matmul.default, q, k)
+        for target, *args in steps:
+            out = walk.apply(target, out, *args)
+        return out
+
     def affine(self, axis: int, shape: Sequence[int]) -> Affine:
         x = self.concat(axis, shape)
         total = f.shape(x)[axis]
@@ -103,12 +139,20 @@ class Draw:
             return form.tensor
         if isinstance(form, Concat):
             return torch.cat([self.meaning(part) for part in form.parts], form.axis)
+        if isinstance(form, Merged):
+            first = min(form.rows.axis, form.x.axis)
+            return self.meaning(form.x).flatten(first, first + 1)
         if isinstance(form, Affine):
             value = self.meaning(form.x)
             trailing = [1] * (value.ndim - form.x.axis - 1)
             scale = 1 if form.scale is None else form.scale.tensor.reshape(-1, *trailing)
             shift = 0 if form.shift is None else form.shift.tensor.reshape(-1, *trailing)
             return value * scale + shift
+        if isinstance(form, Scores):
+            value = self.meaning(form.q) @ self.meaning(form.k)
+            for step in form.steps:
+                value = run(step, value, self.meaning)
+            return value
         if isinstance(form, Sum):
             return self._term(form.user) + self._term(form.cand)
         if isinstance(form, PerBatch):

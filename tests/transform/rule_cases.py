@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Cand, Const, PerBatch, Rows, User
+from ikbo.transform.forms import Cand, Concat, Const, PerBatch, Rows, User
 from tests.transform.random_forms import Draw
 
 aten = torch.ops.aten
@@ -386,3 +386,88 @@ def _(d: Draw) -> Any:
 @leaves("reduce.embedding_bag", aten.embedding_bag.padding_idx)
 def _(d: Draw) -> Any:  # bags of another size
     return *_bags(d, 4, 2), False, None
+
+
+# masked
+
+
+def _tokens(d: Draw, *shape: int) -> Any:
+    """Three user tokens, then two of the candidate."""
+    return d.concat(len(shape), shape, [3, 2])
+
+
+def _causal(kind: str, ndim: int) -> Any:
+    lower = torch.ones(5, 5, dtype=torch.bool).tril()
+    alone = lower & ((torch.arange(5) < 3) | torch.eye(5, dtype=torch.bool))
+    seen = alone if kind == "isolating" else lower
+    if kind == "additive":
+        seen = torch.rand(5, 5, dtype=torch.float64).masked_fill(~lower, -INF)
+    return Const(seen.reshape(*[1] * (ndim - 2), 5, 5))
+
+
+@takes("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:
+    shape = d.choose.choice([[2, 4], [4]])
+    q, k, v = (_tokens(d, *shape) for _ in range(3))
+    kind = d.choose.choice(["is_causal", "lower", "isolating", "additive"])
+    if kind == "is_causal":
+        return (q, k, v, None, 0.0, True), {"scale": d.choose.choice([None, 0.5])}
+    return q, k, v, _causal(kind, d.choose.choice([2, len(shape) + 1]))
+
+
+@takes("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # queries in other ranges than keys, keys than values
+    q, k, v = (d.concat(2, [2, 4], [*widths]) for widths in ([2, 3], [4, 1], [3, 2]))
+    return q, k, v, _causal("lower", 2)
+
+
+@takes("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # fewer heads of keys
+    q, k, v = _tokens(d, 4, 2), _tokens(d, 2, 2), _tokens(d, 2, 2)
+    return (q, k, v, None, 0.0, True), {"enable_gqa": True}
+
+
+@leaves("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # every token sees every token
+    return tuple(_tokens(d, 2, 4) for _ in range(3))
+
+
+@leaves("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # the user's tokens come last and see the candidate's
+    tokens = [Concat(2, (d.cand(2, 1, 4), d.user(2, 2, 4)), Rows()) for _ in range(3)]
+    return *tokens, None, 0.0, True
+
+
+@leaves("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # a mask of the user's own
+    return *[_tokens(d, 2, 4) for _ in range(3)], d.mask(1, 5, 5)
+
+
+@leaves("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # heads of both sides
+    return *[d.concat(1, [3, 4], [1, 1]) for _ in range(3)], None, 0.0, True
+
+
+@takes("masked.joint_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:
+    q, k, v = d.cand(2, 2, 4), _tokens(d, 2, 4), _tokens(d, 2, 4)
+    seen = torch.ones(2, 5, dtype=torch.bool)
+    seen[0, d.size(3, 4)] = False
+    additive = torch.rand(2, 5, dtype=torch.float64) * (torch.arange(5) >= 3)
+    masks = [None, Const(seen), Const(additive), Const(additive.masked_fill(~seen, -INF)[None])]
+    return (q, k, v, d.choose.choice(masks)), {"scale": d.choose.choice([None, 0.3])}
+
+
+@leaves("masked.joint_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # queries of both; a history that is not seen whole; fewer heads of keys
+    tokens = [_tokens(d, 2, 4) for _ in range(3)]
+    bias = Const(torch.rand(1, 5, dtype=torch.float64))
+    few = [d.concat(2, [1, 4], [3, 2]) for _ in range(2)]
+    return d.choose.choice(
+        [
+            tokens,
+            [d.cand(2, 1, 4), *tokens[:2], bias],
+            [d.cand(2, 1, 4), *tokens[:2], d.mask(1, 1, 5)],
+            ([d.cand(2, 1, 4), *few, None, 0.0, False], {"enable_gqa": True}),
+        ]
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no rule takes: run at U, applied to each part, or materialised; the meaning stays."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,20 @@ import pytest
 import torch
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import BATCH, Affine, Cand, Concat, Const, PerBatch, Rows, Sum, User
+from ikbo.transform import rowwise
+from ikbo.transform.forms import (
+    BATCH,
+    Affine,
+    Cand,
+    Concat,
+    Const,
+    Merged,
+    PerBatch,
+    Rows,
+    Scores,
+    Sum,
+    User,
+)
 from tests.transform.random_forms import Draw, assert_same
 
 aten = torch.ops.aten
@@ -27,6 +41,12 @@ def merged(d: Draw, inner: int, *shape: int) -> User:
 def of_other_shape(x: Concat, d: Draw) -> Concat:
     """Parts of the same widths and origins as those of `x`, with new values."""
     parts = [type(p)(d.tensor(*p.tensor.shape), p.rows) for p in x.parts]
+    return Concat(x.axis, tuple(parts), x.rows)
+
+
+def numbers(x: Concat, limit: int) -> Concat:
+    """The concatenation with row numbers for values."""
+    parts = [type(p)((p.tensor.abs() * 7).long() % limit, p.rows) for p in x.parts]
     return Concat(x.axis, tuple(parts), x.rows)
 
 
@@ -86,8 +106,86 @@ CASES: dict[str, tuple[Any, Callable[[Draw], Any], type]] = {
             Concat(1, (d.user(1), d.cand(3)), Rows()),
             Concat(1, (d.user(2), d.cand(2)), Rows()),
         ),
+        Concat,
+    ),
+    "parts that never meet their like": (
+        aten.mul.Tensor,
+        lambda d: (
+            Concat(1, (d.user(1), d.cand(3)), Rows()),
+            Concat(1, (d.cand(2), d.user(2)), Rows()),
+        ),
         Cand,
     ),
+    "parts and parts along another axis": (
+        aten.mul.Tensor,
+        lambda d: (d.concat(1, [4], [2, 2]), d.concat(2, [4], [2, 2])),
+        Cand,
+    ),
+    "numbers in a row of a table": (
+        aten.gather.default,
+        lambda d: (d.shared(5), 1, numbers(d.concat(1, [], [2, 1]), 5)),
+        Concat,
+    ),
+    "numbers in a table": (
+        aten.index.Tensor, lambda d: (d.const(5, 2), [numbers(d.concat(1, []), 5)]), Concat,
+    ),
+    "parts joined across": (
+        aten.cat.default,
+        lambda d: ([d.concat(1, [2], [3, 2]), d.shared(5, 2), d.concat(1, [1], [2, 3])], 2),
+        Concat,
+    ),
+    "parts joined across with a candidate's": (
+        aten.cat.default, lambda d: ([d.concat(1, [2], [3, 2]), d.cand(5, 2)], 2), Cand,
+    ),
+    "scores": (
+        aten.masked_fill.Scalar,
+        lambda d: (d.scores(), Const(torch.ones(5, 5, dtype=torch.bool)), 0.0),
+        Scores,
+    ),
+    "scores and a row of each user": (
+        aten.add.Tensor, lambda d: (d.scores(), d.user(5, 5)), Cand,
+    ),
+    "scores and more axes": (aten.add.Tensor, lambda d: (d.scores(), d.const(2, 1, 5, 5)), Cand),
+    "scores and scores": (aten.mul.Tensor, lambda d: (x := d.scores(), x), Cand),
+    "softmax over queries": (aten.softmax.int, lambda d: (d.scores(), 1), Cand),
+    "sum of scores": (aten.sum.dim_IntList, lambda d: (d.scores(), [2]), Cand),
+    "merged parts": (aten.tanh.default, lambda d: (d.merged([3]),), Merged),
+    "merged parts in a linear layer": (
+        aten.linear.default, lambda d: (d.merged([3]), d.const(2, 3), d.const(2)), Merged,
+    ),
+    "merged parts around the batch": (
+        aten.linear.default,
+        lambda d: (Merged(d.batch_inside([3])), d.const(2, 3), d.const(2)),
+        Merged,
+    ),
+    "merged parts around the batch and a user's": (
+        aten.add.Tensor,
+        lambda d: (
+            Merged(d.batch_inside([3], [2, 2])), User(d.tensor(4 * d.num_users, 3), Rows(0, 4)),
+        ),
+        Merged,
+    ),
+    "merged parts joined": (
+        aten.cat.default, lambda d: ([d.merged([3], [2, 1]), d.merged([1], [2, 1])], 1), Merged,
+    ),
+    "merged parts with other borders": (
+        aten.mul.Tensor, lambda d: (d.merged([3], [2, 1]), d.merged([3], [1, 2])), Merged,
+    ),
+    "merged parts and a row of all of them": (
+        aten.add.Tensor,
+        lambda d: (d.merged([3], [2, 2]), Const(d.tensor(4, 3), Rows(0, 1, 4))),
+        Merged,
+    ),
+    "merged parts and a user's": (
+        aten.add.Tensor, lambda d: (d.merged([3], [2, 2]), merged(d, 4, 3)), Merged,
+    ),
+    "merged parts and a candidate's": (
+        aten.add.Tensor,
+        lambda d: (d.merged([3], [2, 2]), Cand(d.tensor(d.num_candidates * 4, 3), Rows(0, 1, 4))),
+        Cand,
+    ),
+    "merged parts split into halves": (aten.split.Tensor, lambda d: (d.merged([4]), 2, 1), tuple),
+    "merged parts over each other": (aten.softmax.int, lambda d: (d.merged([3]), 0), Cand),
     "query parts in attention": (
         aten.scaled_dot_product_attention.default,
         lambda d: (d.concat(1, [2]), d.user(4, 2), d.user(4, 2)),
@@ -128,6 +226,36 @@ def test_a_user_value_is_broadcast_once() -> None:
     walk, user = d.walk(), d.user(3)
     assert walk.materialise(user, "first") is walk.materialise(user, "second")
     assert [why for _, why in walk.broadcasts] == ["first"]
+
+
+def many(d: Draw, kinds: str) -> Concat:
+    """Parts one wide, `u` a user's and `c` a candidate's."""
+    parts = [d.user(1, 2) if kind == "u" else d.cand(1, 2) for kind in kinds]
+    return Concat(1, tuple(parts), Rows())
+
+
+def test_neighbours_among_many_parts_are_joined() -> None:
+    d = Draw("many")
+    walk = d.walk()
+    x, y = many(d, "u" * 30 + "c" * 10 + "u" * 5), many(d, "u" * 25 + "cu" * 10)
+    for target, args in ((aten.mul.Tensor, (x, y)), (aten.tanh.default, (x,))):
+        result = walk.apply(target, *args)
+        assert isinstance(result, Concat)
+        assert len(result.parts) < rowwise.MAX_PIECES
+        assert any(isinstance(part, User) for part in result.parts)
+        assert_same(walk.materialise(result), target(*map(d.meaning, args)))
+
+
+def test_many_picks_are_taken_from_the_two_sides() -> None:
+    d = Draw("picks")
+    kinds = "uuucuuuccc"
+    walk, x = d.walk(), many(d, kinds)
+    rows = [j for i in range(10) for j in range(i)] + [0, 2, 4, 5, 1, 6, 8, 3]
+    picks = Const(torch.tensor(rows))
+    result = walk.apply(aten.index.Tensor, x, [None, picks])
+    assert isinstance(result, Concat)
+    assert len(result.parts) == len(list(itertools.groupby(kinds[i] for i in rows)))
+    assert_same(walk.materialise(result), d.meaning(x)[:, rows])
 
 
 def test_a_shared_sum_is_added_up_once() -> None:

@@ -192,6 +192,51 @@ def test_names_of_parts_may_not_be_taken() -> None:
         ikbo.transform(Two(), inputs, ["x[:, 1]"])
 
 
+class Rows(nn.Module):
+    """Three rows per candidate of `events`, two columns each; one row of `item`."""
+
+    def forward(self, events: Tensor, item: Tensor) -> Tensor:
+        return events.tanh().view(item.shape[0], 3, 2).sum(1) * item
+
+
+EVENTS, ITEM = floats(3, 2).flatten(0, 1), floats(2)
+
+
+@pytest.mark.parametrize(
+    ("users", "shapes"),
+    [
+        (["events"], {"events": (3, 2), "item": (2,)}),
+        (["item"], {"events": (3, 2), "item": (2,)}),
+        (["events[:, 1:]"], {"events.user": (2, 2), "events.cand": (1, 2), "item": (2,)}),
+        (["events[:, :, 0]"], {"events.user": (3, 1), "events.cand": (3, 1), "item": (2,)}),
+    ],
+)
+def test_several_rows_per_candidate(users: Any, shapes: Any) -> None:
+    module = ikbo.transform(
+        Rows(), (EVENTS, ITEM), users, row_counts={"events": 3}, max_users=8, max_candidates=64
+    )
+    served = from_transformed(module, None, None)
+    assert {n: tuple(x.shape[1:]) for n, x in served.examples.items()} == shapes | {
+        "cand_to_user": ()
+    }
+    if users != ["item"]:
+        assert "U" in batch_of(module, "aten.tanh.default")
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"event": 3}, r"row_counts has 'event', which is no input.*\['events', 'item'\]"),
+        ({"events": 7}, "how many rows of input 'events'.*a divisor of its 120 rows; got 7"),
+        ({"events": 0}, "a divisor of its 120 rows; got 0"),
+        ({}, "one batch size.*'events': 120"),
+    ],
+)
+def test_row_counts_are_checked(counts: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ikbo.transform(Rows(), (EVENTS, ITEM), ["events"], row_counts=counts)
+
+
 def test_commas_inside_of_brackets() -> None:
     assert split_commas("a, x[:, [0, 5:8]],b") == ["a", "x[:, [0, 5:8]]", "b"]
 

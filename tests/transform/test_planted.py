@@ -16,10 +16,21 @@ import ikbo
 from ikbo.transform import TransformError, _factor
 from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured, capture
-from ikbo.transform.forms import Affine, Cand, Concat, Const, PerBatch, Product, Sum, User
+from ikbo.transform.forms import (
+    Affine,
+    Cand,
+    Concat,
+    Const,
+    Merged,
+    PerBatch,
+    Product,
+    Sum,
+    User,
+)
 from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
 from ikbo.transform.verify import verify
+from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
 from tests.transform.test_rules import name_of
 
@@ -44,6 +55,7 @@ class Sink(nn.Module):
         self.weight = nn.Parameter(torch.randn(8, 8))
         self.bias = nn.Parameter(torch.randn(8))
         self.bag = nn.EmbeddingBag(20, 4, mode="sum")
+        self.register_buffer("picks", torch.tensor([5, 0, 6, 1]))
 
     def forward(self, ids: Tensor, user: Tensor, grid: Tensor, item: Tensor) -> dict[str, Tensor]:
         b = item.size(0)
@@ -54,6 +66,7 @@ class Sink(nn.Module):
         shared = (
             shared + torch.zeros_like(user) + torch.ones_like(user) + torch.full_like(user, 3.0)
         )
+        constant = torch.tile(self.bias[:4], (b, 1)) + self.bias[None, 4:].repeat_interleave(b, 0)
         low, high = torch.split(x, [4, 4], dim=1)
         first, *_ = fields.unbind(1)
         return {
@@ -76,6 +89,10 @@ class Sink(nn.Module):
             "expanded": user[:, None].expand(-1, 2, -1).cos().sum(1) * item,
             "places": torch.arange(b)[:, None] * item,
             "copied": user.clone() + item,
+            "picked": x[:, self.picks] + x.index_select(1, self.picks),
+            "tiled": constant * user - item,
+            "merged": fields.reshape(-1, 2).exp().view(b, -1, 2).sin().mean(1, keepdim=True)
+            + item[:, None, :2],
             "averaged": fields.mean(1),
             "sum": fields.sum(1),
         }
@@ -104,7 +121,7 @@ def one_head() -> Ranker:
 
 @cache
 def captured(name: str) -> tuple[Ranker, Captured]:
-    make = {"sink": sink, "one_head": one_head}.get(name) or MODELS[name]
+    make = {"sink": sink, "one_head": one_head}.get(name) or (MODELS | MIXED)[name]
     ranker = make()
     return ranker, capture(ranker.model, ranker.inputs, ranker.users)
 
@@ -175,6 +192,8 @@ def doubled(form: Any) -> Any:
 
 def turned(form: Any) -> Any:
     """The elements of each row in another order."""
+    if isinstance(form, Merged):
+        return Merged(turned(form.x))
     if isinstance(form, Concat):
         return replace(form, parts=tuple(turned(x) for x in form.parts))
     if not isinstance(form, User | Cand) or form.tensor.ndim < 2:
@@ -218,6 +237,10 @@ def swapped_parts(form: Any) -> Any:
     return replace(form, parts=form.parts[::-1]) if len(widths) == 1 else form
 
 
+def rolled(form: Const) -> Const:
+    return replace(form, tensor=form.tensor.roll(1))
+
+
 def inverted_keep(form: User) -> User:
     return replace(form, keep=replace(form.keep, tensor=~form.keep.tensor))
 
@@ -253,9 +276,25 @@ PLANTED = [
     Planted("attention.sdpa", "attention", before(lambda q, k, v, *_: (q, k, v))),
     Planted("attention.additive_mask", "attention", after(inverted_keep)),
     Planted("attention.additive_where", "one_head", after(inverted_keep)),
+    Planted("masked.masked_sdpa", "causal_mask", after(other_users)),
+    Planted("masked.joint_sdpa", "causal_mask", before(lambda q, k, v, *m: (q, v, k, *m))),
+    Planted(
+        "chains.scores", "causal_pointwise_attention", before(lambda q, k: (other_users(q), k))
+    ),
+    Planted(
+        "chains.biased_scores",
+        "causal_attention_with_weights",
+        before(lambda c, q, k: (c, other_users(q), k)),
+    ),
+    Planted("chains.spelled_product", "causal_pointwise_attention", after(other_users)),
+    Planted("chains.attended", "causal_attention_with_weights", after(other_users)),
     Planted("reduce.sum_", "sink", after(other_users)),
     Planted("reduce.mean", "sink", after(other_users)),
     Planted("reduce.embedding_bag", "sink", after(lambda x: (other_users(x[0]), None, None, None))),
+    Planted("picks.index", "sink", before(lambda x, i: (x, [*i[:-1], rolled(i[-1])]))),
+    Planted("picks.index_select", "sink", before(lambda x, d, i: (x, d, rolled(i)))),
+    Planted("structural.tile", "sink", after(doubled)),
+    Planted("structural.repeat_interleave", "sink", after(doubled)),
     Planted("slicing.slice_", "sink", before(next_range)),
     Planted("slicing.select", "sink", before(lambda x, d, i: (x, d, i - 1))),
     Planted("slicing.split", "sink", after(lambda x: x[::-1])),
@@ -276,7 +315,11 @@ PLANTED = [
     Planted("structural.repeat", "sink", after(doubled)),
     *[
         Planted(f"structural.{name}", "sink", after(turned))
-        for name in ("permute", "transpose", "t", "unsqueeze", "squeeze", "view", "expand")
+        for name in ("permute", "transpose", "t", "expand")
+    ],
+    *[
+        Planted(f"reshape.{name}", "sink", after(turned))
+        for name in ("unsqueeze", "squeeze", "view")
     ],
 ]  # fmt: skip
 

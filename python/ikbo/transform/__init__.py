@@ -72,6 +72,7 @@ def transform(
     request_only: Sequence[str],
     *,
     columns: Mapping[str, Any] | None = None,
+    row_counts: Mapping[str, int] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
 ) -> TransformedModule:
@@ -82,9 +83,9 @@ def transform(
     Args:
         model: an `nn.Module` in eval mode, or an `ExportedProgram` with one dynamic batch size.
         example_inputs: inputs of the unmodified model, positional (tuple) or by keyword (dict),
-            tensors nested as the model takes them. Every tensor has the batch as its first axis,
-            user rows replicated. At least 8 distinct user rows and 8 distinct candidate rows: the
-            result is verified on them.
+            tensors nested as the model takes them. Every tensor has the batch as its first axis
+            (see `row_counts`), user rows replicated. At least 8 distinct user rows and 8 distinct
+            candidate rows: the result is verified on them.
         request_only: names of the inputs that are the same for all candidates of a request. A
             nested input is named by its path, `features.age`; a container's name stands for all in
             it. Where the only argument is a container, names are its keys. Columns of a packed
@@ -92,6 +93,9 @@ def transform(
             that `columns` gives them, `x.age`. At least one input or column, and not all.
         columns: per packed input, what its columns (along its last axis) are called: a list with a
             name for each, or a dict from name to column or `(start, stop)`.
+        row_counts: per input that does not have one row per candidate, how many it has, one
+            candidate's after another: n for the shape `[n * batch, ...]`. Such an input counts as
+            `[batch, n, ...]`, in `request_only` as in the transformed module.
         max_users, max_candidates: largest U and B of a run.
 
     Returns:
@@ -110,7 +114,7 @@ def transform(
     for name, value in (("max_users", max_users), ("max_candidates", max_candidates)):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
             raise ValueError(f"ikbo.transform: {name} must be an int in 1..2^31-1; got {value!r}")
-    captured = capture(model, example_inputs, request_only, columns)
+    captured = capture(model, example_inputs, request_only, columns, row_counts)
     limits = (max_users, max_candidates)
     factored, flat, index = _factor(captured, limits)
     program = _export(captured, factored, flat, index, limits)
@@ -126,6 +130,7 @@ def explain(
     request_only: Sequence[str],
     *,
     columns: Mapping[str, Any] | None = None,
+    row_counts: Mapping[str, int] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
 ) -> Spec:
@@ -141,6 +146,7 @@ def explain(
         example_inputs,
         request_only,
         columns=columns,
+        row_counts=row_counts,
         max_users=max_users,
         max_candidates=max_candidates,
     ).spec

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ikbo._source_line import source_line
 from ikbo.transform import inputs
 from ikbo.transform.errors import TransformError
-from ikbo.transform.packed import SIDES, Packed
+from ikbo.transform.packed import SIDES, Layout, Packed, apart
 
 # The batch of the unmodified model is bounded only by what an index can address.
 _MAX_BATCH = 2**31 - 1
@@ -29,10 +30,10 @@ _MAX_BATCH = 2**31 - 1
 class Captured:
     """The model's graph and what is known about its inputs.
 
-    `program` has one batch symbol (`batch`) and functional ATen operators. `packed` has one entry
-    per flat input of the model: which columns are the user's, or None; `structure` is the model's.
-    All other fields are those of the transformed model, where a packed input is a dict of its
-    parts; `names` has one entry per flat input, None where it is not a tensor.
+    `program` has one batch symbol (`batch`) and functional ATen operators. `layouts` has one entry
+    per flat input of the model; `structure` is the model's. All other fields are those of the
+    transformed model, where a packed input is a dict of its parts, and several rows per candidate
+    are an axis; `names` has one entry per flat input, None where it is not a tensor.
     """
 
     program: ExportedProgram
@@ -41,7 +42,7 @@ class Captured:
     kwargs: dict[str, Any]
     names: tuple[str | None, ...]
     roles: dict[str, str]
-    packed: tuple[Packed | None, ...]
+    layouts: tuple[Layout, ...]
     structure: pytree.TreeSpec
     signature: inspect.Signature
 
@@ -66,18 +67,19 @@ class Captured:
     def nest_joined(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Flat inputs, all with one batch size, as the arguments of the unmodified model."""
         rest = iter(flat)
-        joined = [next(rest) if p is None else p.join(next(rest), next(rest)) for p in self.packed]
+        joined = [layout.join(rest) for layout in self.layouts]
         return pytree.tree_unflatten(joined, self.structure)
 
     @property
     def columns(self) -> dict[str, tuple[int, ...]]:
         """The name of each part of a packed input to its columns."""
         names, found = iter(self.names), {}
-        for packed in self.packed:
-            for side in SIDES if packed is not None else ():
-                found[str(next(names))] = packed.columns(side)
-            if packed is None:
+        for layout in self.layouts:
+            if layout.packed is None:
                 next(names)
+                continue
+            for side in SIDES:
+                found[str(next(names))] = layout.packed.columns(side)
         return found
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -103,6 +105,7 @@ def capture(
     example_inputs: tuple[Any, ...] | Mapping[str, Any],
     request_only: Sequence[str],
     columns: Mapping[str, Any] | None = None,
+    row_counts: Mapping[str, int] | None = None,
 ) -> Captured:
     """Exports the model once with one batch symbol, without decomposing its operators."""
     args, kwargs = inputs.split(example_inputs)
@@ -116,20 +119,22 @@ def capture(
             "ikbo.transform: model must be an nn.Module or an ExportedProgram; "
             f"got {type(model).__name__}"
         )
-    named = inputs.named_leaves(signature, args, kwargs)
+    named = apart(inputs.named_leaves(signature, args, kwargs), row_counts)
     given = inputs.roles(named, request_only, columns)
     inputs.check_tensors({name: x for name, x in named if isinstance(x, Tensor)})
+    counts = [(row_counts or {}).get(name, 1) for name, _ in named]
     if not isinstance(model, ExportedProgram):
-        program = _export(model, args, kwargs)
+        program = _export(model, args, kwargs, counts)
     with torch.no_grad():
         program = program.run_decompositions({})
     _refuse_mutation(program)
-    batch = _batch_symbol(program)
-    packed = tuple(p if isinstance(p := given.get(name), Packed) else None for name, _ in named)
+    batch = _batch_symbol(program, counts)
+    packed = [p if isinstance(p := given.get(name), Packed) else None for name, _ in named]
+    layouts = tuple(map(Layout, counts, packed))
     parts, names, roles = _split(named, given)
     _, structure = pytree.tree_flatten((args, kwargs))
     args, kwargs = pytree.tree_unflatten(parts, structure)
-    return Captured(program, batch, args, kwargs, names, roles, packed, structure, signature)
+    return Captured(program, batch, args, kwargs, names, roles, layouts, structure, signature)
 
 
 def _split(
@@ -160,18 +165,20 @@ def _program_signature(program: ExportedProgram) -> inspect.Signature:
     return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], counts: Sequence[int]
+) -> ExportedProgram:
     shapes = ShapesCollection()
-    batch = Dim("batch", min=1, max=_MAX_BATCH)
-    for leaf in pytree.tree_leaves((args, kwargs)):
+    batch = Dim("batch", min=1, max=_MAX_BATCH // max(counts, default=1))
+    for leaf, count in zip(pytree.tree_leaves((args, kwargs)), counts, strict=True):
         if isinstance(leaf, Tensor):
-            shapes[leaf] = {0: batch}
+            shapes[leaf] = {0: batch if count == 1 else count * batch}
     before = [(child, dict(vars(child))) for child in model.modules()]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     # The fused encoder operators of nn.Transformer hide what the rules look for.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _masks_unread():
             return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
     except Exception as error:
         raise TransformError(
@@ -181,6 +188,21 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
         _put_back(before)
+
+
+@contextmanager
+def _masks_unread() -> Iterator[None]:
+    """Keeps nn.Transformer from reading whether its mask is causal, which no export can follow.
+
+    The answer is a hint beside the mask, which is applied whatever it is.
+    """
+    layers = torch.nn.modules.transformer
+    read = layers._detect_is_causal_mask
+    layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+    try:
+        yield
+    finally:
+        layers._detect_is_causal_mask = read
 
 
 def _put_back(before: Sequence[tuple[nn.Module, dict[str, Any]]]) -> None:
@@ -208,14 +230,15 @@ def _refuse_mutation(program: ExportedProgram) -> None:
             )
 
 
-def _batch_symbol(program: ExportedProgram) -> sympy.Symbol:
+def _batch_symbol(program: ExportedProgram, counts: Sequence[int]) -> sympy.Symbol:
     found: dict[str, Any] = {}
     nodes = {node.name: node for node in program.graph.nodes}
-    for name in program.graph_signature.user_inputs:
+    for name, count in zip(program.graph_signature.user_inputs, counts, strict=True):
         value = nodes[name].meta.get("val") if isinstance(name, str) and name in nodes else None
         if isinstance(value, Tensor):
             size = value.shape[0]
-            found[str(name)] = size.node.expr if isinstance(size, torch.SymInt) else size
+            rows = size.node.expr if isinstance(size, torch.SymInt) else size
+            found[str(name)] = rows if count == 1 else rows / count
             others = [d for d in value.shape[1:] if isinstance(d, torch.SymInt)]
             if others:
                 raise TransformError(

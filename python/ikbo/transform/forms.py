@@ -7,80 +7,34 @@
 | `User` | computed from request-only inputs alone; a tensor at U |
 | `Cand` | everything else; a tensor at B |
 | `Concat` | parts of different origin side by side along a non-batch axis |
+| `Merged` | a `Concat` whose axis is merged with the batch beside it |
 | `Affine` | `x * scale + shift` along the axis of a `Concat`, not computed yet |
 | `Sum` | `user[cand_to_user] + cand`, not added yet; a term may be a `Product` not computed yet |
+| `Scores` | queries times keys, masked, not computed yet: attention in a mixed sequence |
 | `PerBatch` | a value made from the batch size alone that differs from row to row (`arange(B)`) |
 
-`Rows` says where the batch lies in a shape. A `Size` is a number computed from the batch size: it
-has a reading at U and one at B. Forms are immutable; constants are real tensors at all times, so
+Forms are immutable; constants are real tensors at all times, so
 that arithmetic on weights never enters a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-# Any dimension of a shape: static, or a number that depends on the batch size.
-Dim = Any
-
-# Two batch sizes at which shapes are compared; primes larger than any dimension of a model.
-PROBES = (1_000_003, 1_000_033)
-
-
-class Size:
-    """A number computed from the batch size; `at(n)` is its value for a batch of n rows."""
-
-    def __init__(self, at: Callable[[Any], Any]) -> None:
-        self.at = at
-
-    def is_batch(self) -> bool:
-        """Whether it is the batch size itself."""
-        return all(self.at(n) == n for n in PROBES)
-
-
-BATCH = Size(lambda n: n)
-
-
-def at(value: Any, n: Any) -> Any:
-    """Reads a dimension or any number for a batch of n rows."""
-    return value.at(n) if isinstance(value, Size) else value
-
-
-def product(dims: Sequence[Dim], n: int) -> int:
-    """The product of dimensions, read for a batch of n rows."""
-    result = 1
-    for dim in dims:
-        result *= at(dim, n)
-    return result
-
-
-def same(a: Dim | Sequence[Dim], b: Dim | Sequence[Dim]) -> bool:
-    """Whether two dimensions, or products of dimensions, are equal for every batch size."""
-    a, b = (x if isinstance(x, list | tuple) else [x] for x in (a, b))
-    return all(product(a, n) == product(b, n) for n in PROBES)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The batch is axis `axis`, whose size is `outer * batch * inner`, row-major."""
-
-    axis: int = 0
-    outer: int = 1
-    inner: int = 1
-
-    @property
-    def is_plain(self) -> bool:
-        return self == Rows()
-
-    def length(self) -> Dim:
-        factor = self.outer * self.inner
-        return BATCH if factor == 1 else Size(lambda n: n * factor)
+from ikbo.transform.sizes import BATCH as BATCH
+from ikbo.transform.sizes import PROBES as PROBES
+from ikbo.transform.sizes import Dim as Dim
+from ikbo.transform.sizes import Rows as Rows
+from ikbo.transform.sizes import Size as Size
+from ikbo.transform.sizes import at as at
+from ikbo.transform.sizes import product as product
+from ikbo.transform.sizes import same as same
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +72,32 @@ class Concat:
     axis: int
     parts: tuple[Const | User | Cand, ...]
     rows: Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """`x` with its batch axis and the axis of the concatenation, its neighbour, as one axis.
+
+    Where the batch comes first, the parts alternate along it, one piece of each per row.
+    """
+
+    x: Concat
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether the concatenation lies inside of a row of the batch."""
+        return self.x.axis > self.x.rows.axis
+
+    @property
+    def axis(self) -> int:
+        return min(self.x.axis, self.x.rows.axis)
+
+    @property
+    def rows(self) -> Rows:
+        total = sum(width(part, self.x.axis) for part in self.x.parts)
+        if self.is_inner:
+            return replace(self.x.rows, inner=total)
+        return replace(self.x.rows, axis=self.axis, outer=total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +153,41 @@ class PerBatch:
         return None
 
 
-Form = Const | User | Cand | Concat | Affine | Sum | PerBatch
-FORMS = (Const, User, Cand, Concat, Affine, Sum, PerBatch)
+HOLE = object()
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """An operator on a `Scores`, which `HOLE` stands for in its arguments, and on constants."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    origin: str
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The product of queries and keys, tokens of both sides in each, and what was done to it.
+
+    `q` lies along its last axis but one, `k` along its last. `steps`, none of which lets rows meet,
+    are not done yet. `probe` is what they make of the random `products`, for one row of the batch.
+    """
+
+    q: Concat
+    k: Concat
+    steps: tuple[Step, ...]
+    products: Tensor
+    probe: Tensor
+    origin: str
+
+    @property
+    def rows(self) -> Rows:
+        return self.q.rows
+
+
+Form = Const | User | Cand | Concat | Merged | Affine | Sum | Scores | PerBatch
+FORMS = (Const, User, Cand, Concat, Merged, Affine, Sum, Scores, PerBatch)
 
 
 def is_user_only(form: Form) -> bool:
@@ -194,8 +207,13 @@ def shape(form: Form) -> list[Dim]:
         dims[form.rows.axis] = form.rows.length()
         dims[form.axis] = sum(width(part, form.axis) for part in form.parts)
         return dims
+    if isinstance(form, Merged):
+        dims = shape(form.x)
+        return [*dims[: form.axis], form.rows.length(), *dims[form.axis + 2 :]]
     if isinstance(form, Affine):
         return shape(form.x)
+    if isinstance(form, Scores):
+        return [*shape(form.q)[:-1], shape(form.k)[-1]]
     if isinstance(form, Sum):
         term = form.user
         if isinstance(term, User):
@@ -222,10 +240,10 @@ def width(form: Form, axis: int) -> int:
 
 def sample(form: Form) -> Tensor:
     """A tensor with the form's element type and device."""
-    if isinstance(form, Concat):
-        return form.parts[0].tensor
-    if isinstance(form, Affine):
-        return sample(form.x)
+    if isinstance(form, Concat | Affine | Merged):
+        return form.parts[0].tensor if isinstance(form, Concat) else sample(form.x)
+    if isinstance(form, Scores):
+        return form.probe
     if isinstance(form, Sum):
         return (form.user.x if isinstance(form.user, Product) else form.user).tensor
     return form.make(1) if isinstance(form, PerBatch) else form.tensor
@@ -251,3 +269,13 @@ def leaves(tree: Any) -> list[Any]:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return pytree.tree_map(function, tree, is_leaf=_is_leaf)
+
+
+def repeat_row(tensor: Tensor, rows: Rows, n: Any) -> Tensor:
+    """Repeats the shared row of a constant, as a view where it can be one."""
+    if rows.outer * rows.inner == 1:
+        return tensor.expand(*tensor.shape[: rows.axis], n, *tensor.shape[rows.axis + 1 :])
+    split = tensor.unflatten(rows.axis, (rows.outer, 1, rows.inner))
+    sizes = list(split.shape)
+    sizes[rows.axis + 1] = n
+    return split.expand(sizes).flatten(rows.axis, rows.axis + 2)

@@ -28,7 +28,8 @@ from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
 from ikbo.transform.forms import Cand, Const, PerBatch, Rows, Size, Sum, User
 from ikbo.transform.inputs import INDEX
-from ikbo.transform.walk import Walk, at_origin
+from ikbo.transform.origin import at_origin
+from ikbo.transform.walk import Walk
 
 aten = torch.ops.aten
 
@@ -106,20 +107,18 @@ class GraphWalk:
     def _placeholders(self, flat: list[Any]) -> list[tuple[Node, Any]]:
         program = self._captured.program
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
-        inputs = iter(zip(flat, self._captured.flat_roles, strict=True))
-        packs = iter(self._captured.packed)
+        inputs, roles = iter(flat), iter(self._captured.flat_roles)
+        layouts = iter(self._captured.layouts)
         values: list[tuple[Node, Any]] = []
         for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
-                packed = next(packs)
-                value, role = next(inputs)
-                if packed is not None:
-                    values.append((node, packed.form(value, next(inputs)[0])))
-                    continue
+                layout, role = next(layouts), next(roles)
+                if layout.packed is not None:
+                    next(roles)
                 if isinstance(spec.arg, ConstantArgument) or role is None:
-                    values.append((node, value))
+                    values.append((node, next(inputs)))
                 else:
-                    values.append((node, (User if role == "user" else Cand)(value, Rows())))
+                    values.append((node, layout.form(User if role == "user" else Cand, inputs)))
                 continue
             name = spec.target
             tensor = program.state_dict.get(name, program.constants.get(name)) if name else None

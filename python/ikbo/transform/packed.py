@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed inputs: one tensor whose columns belong to the user in part, to the candidates in part."""
+"""Inputs that are not one row of one side: packed columns, and several rows one after another."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ikbo.transform.forms import Cand, Concat, Rows, User
+from ikbo.transform.forms import Cand, Concat, Form, Merged, Rows, User
 
 _SUBSCRIPT = re.compile(r"(?P<name>[^\[\]]+)\[(?P<inside>.*)\]")
 # A range of columns as Python writes it: "4", "3:7", ":7", "3:", "0:8:2".
@@ -58,6 +58,63 @@ class Packed:
             parts.append((User if is_user else Cand)(part, Rows()))
             taken[is_user] += length
         return Concat(self.axis, tuple(parts), Rows())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a transformed module takes an input of the model.
+
+    Where the model has `count` rows of it per candidate, one after another, they become an axis
+    behind the batch; a packed input becomes its two parts.
+    """
+
+    count: int = 1
+    packed: Packed | None = None
+
+    def join(self, parts: Iterator[Any]) -> Any:
+        """The model's input, of parts with one batch size."""
+        x = next(parts) if self.packed is None else self.packed.join(next(parts), next(parts))
+        return x if self.count == 1 else x.flatten(0, 1)
+
+    def form(self, kind: type[User | Cand], parts: Iterator[Tensor]) -> Form:
+        """The model's input as a form, of parts at U and at B; `kind` is its side if it has one."""
+        merged = Rows(inner=self.count)
+        if self.packed is None:
+            x = next(parts)
+            return kind(x if self.count == 1 else x.flatten(0, 1), merged)
+        concat = self.packed.form(next(parts), next(parts))
+        if self.count == 1:
+            return concat
+        if concat.axis == 1:
+            return Merged(concat)
+        flat = tuple(type(p)(p.tensor.flatten(0, 1), merged) for p in concat.parts)
+        return Concat(concat.axis - 1, flat, merged)
+
+
+def apart(
+    named: Sequence[tuple[str, Any]], row_counts: Mapping[str, int] | None
+) -> list[tuple[str, Any]]:
+    """The inputs, those with several rows per candidate with these as an axis behind the batch.
+
+    Errors:
+        ValueError: `row_counts` does not fit the inputs.
+    """
+    counts = dict(row_counts or {})
+    values = dict(named)
+    for name, count in counts.items():
+        x = values.get(name)
+        if not isinstance(x, Tensor) or x.ndim == 0:
+            raise ValueError(
+                f"ikbo.transform: row_counts has {name!r}, which is no input of the model; the "
+                f"inputs are {list(values)}"
+            )
+        if not isinstance(count, int) or count < 1 or x.shape[0] % count:
+            raise ValueError(
+                f"ikbo.transform: row_counts must say how many rows of input {name!r} belong to "
+                f"one candidate, a divisor of its {x.shape[0]} rows; got {count!r}"
+            )
+        values[name] = x.unflatten(0, (-1, count))
+    return [(name, values[name]) for name, _ in named]
 
 
 def ranges(columns: Any, tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, range]]:
@@ -176,3 +233,32 @@ def _width(name: str, tensor: Tensor, axis: int) -> int:
             f"batch; its shape is {list(tensor.shape)}"
         )
     return tensor.shape[axis]
+
+
+def columns_of_texts(texts: Sequence[str]) -> dict[str, dict[str, tuple[int, int]]]:
+    """Per packed input, the range of each column, of texts like `x=user,age,history:20`."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for text in texts:
+        name, _, columns = text.partition("=")
+        places: dict[str, tuple[int, int]] = {}
+        start = 0
+        for column in columns.split(","):
+            match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", column.strip())
+            if not name or match is None or match[1] in places:
+                raise ValueError(
+                    f"--columns must be NAME=COLUMN[:WIDTH],... with each column once; got {text!r}"
+                )
+            places[match[1]] = (start, start := start + int(match[2] or 1))
+        found[name] = places
+    return found
+
+
+def counts_of_texts(texts: Sequence[str]) -> dict[str, int]:
+    """Per input, its rows per candidate, of texts like `ids=7`."""
+    found = {}
+    for text in texts:
+        name, _, count = text.partition("=")
+        if not name or not count.isdecimal():
+            raise ValueError(f"--row-count must be NAME=N; got {text!r}")
+        found[name] = int(count)
+    return found

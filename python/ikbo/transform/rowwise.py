@@ -9,6 +9,7 @@ PyTorch tags `pointwise` and a few that lack the tag; `rowwise_table` lists the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,11 @@ _POINTWISE = {
     aten.alias.default,
     aten.detach.default,
 }
+
+
+# Pieces of one concatenation that an operator is applied to one by one; of more, neighbours at one
+# batch are joined before, since each costs a call.
+MAX_PIECES = 32
 
 
 def is_pointwise(target: Any) -> bool:
@@ -99,38 +105,43 @@ def distribute(walk: Walk, target: Any, args: Any, kwargs: Any, where: Any) -> A
     concats = [x for x in values if isinstance(x, Concat)]
     if not concats or any(not isinstance(x, Concat | Const | User | Cand) for x in values):
         return None
-    if len(concats) > 1 and not is_pointwise(target):
+    if len(concats) > 1 and not (is_pointwise(target) or target is aten.cat.default):
         return None
     axes = {id(x): _tracked_axis(x, concats[0], target) for x in values}
     operands = f.map_leaves(
         lambda x: Axis(f.rank(x), axes[id(x)]) if isinstance(x, f.FORMS) else x, (args, kwargs)
     )
     axis = result_axis(target, *operands)
-    bounds = _bounds(concats[0])
-    if axis is None or any(_bounds(x) != bounds or x.axis != axes[id(x)] for x in concats):
+    if axis is None or any(x.axis != axes[id(x)] for x in concats):
         return None
+    borders = joint_borders(concats)
+    pieces = {id(x): cut(walk, x, borders) for x in concats}
+    if len(borders) > MAX_PIECES:
+        borders, pieces = _coarser(
+            walk, concats, borders, pieces, f"{target} mixes user and candidate values"
+        )
     others = [x for x in values if not isinstance(x, Concat)]
-    stays = [all(f.is_user_only(x.parts[i]) for x in concats) for i in range(len(bounds))]
+    stays = [all(map(f.is_user_only, some)) for some in zip(*pieces.values(), strict=True)]
     if not any(stays) or not all(map(f.is_user_only, others)):
         return None
 
     results = []
-    for i, (start, length) in enumerate(bounds):
+    for i, (start, end) in enumerate(pairwise(borders)):
 
-        def part(x: Any, i: int = i, start: int = start, length: int = length) -> Any:
+        def part(x: Any, i: int = i, start: int = start, length: int = end - start) -> Any:
             if isinstance(x, Concat):
-                return x.parts[i]
+                return pieces[id(x)][i]
             along = axes.get(id(x)) if isinstance(x, f.FORMS) else None
             return x if along is None else narrow(walk, x, along, start, length)
 
         part_args, part_kwargs = f.map_leaves(part, (args, kwargs))
         results.append(walk.apply(target, *part_args, **part_kwargs))
     if not isinstance(results[0], tuple):
-        return _joined(walk, results, axis, where)
+        return joined(walk, results, axis, where)
     axis_of = axis if isinstance(axis, tuple) else (axis,) * len(results[0])
     where_of = where if isinstance(where, tuple) else (where,) * len(results[0])
     return tuple(
-        None if a is None or w is None else _joined(walk, list(pieces), a, w)
+        None if a is None or w is None else joined(walk, list(pieces), a, w)
         for pieces, a, w in zip(zip(*results, strict=True), axis_of, where_of, strict=True)
     )
 
@@ -144,7 +155,8 @@ def narrow(walk: Walk, form: Any, axis: int, start: int, length: int) -> Any:
     return type(form)(form.tensor.narrow(axis, start, length), form.rows)
 
 
-def _joined(walk: Walk, parts: list[Any], axis: int, where: Rows) -> Concat:
+def joined(walk: Walk, parts: list[Any], axis: int, where: Rows) -> Concat:
+    """A concatenation of results, computed where they are pending."""
     plain = (
         x if isinstance(x, Const | User | Cand) else Cand(walk.materialise(x), x.rows)
         for x in parts
@@ -152,14 +164,54 @@ def _joined(walk: Walk, parts: list[Any], axis: int, where: Rows) -> Concat:
     return Concat(axis, tuple(plain), where)
 
 
-def _bounds(x: Concat) -> list[tuple[int, int]]:
-    widths = [f.width(part, x.axis) for part in x.parts]
-    return [(sum(widths[:i]), w) for i, w in enumerate(widths)]
+def _coarser(
+    walk: Walk,
+    concats: list[Concat],
+    borders: list[int],
+    pieces: dict[int, list[Any]],
+    reason: str,
+) -> tuple[list[int], dict[int, list[Any]]]:
+    """Borders and pieces with neighbours joined that are all at U, or all at B."""
+    stays = [all(map(f.is_user_only, some)) for some in zip(*pieces.values(), strict=True)]
+    runs = [[i for i, _ in run] for _, run in groupby(enumerate(stays), key=lambda pair: pair[1])]
+    joint = {
+        id(x): [side_by_side(walk, [pieces[id(x)][i] for i in run], x, reason) for run in runs]
+        for x in concats
+    }
+    return [0, *(borders[run[-1] + 1] for run in runs)], joint
+
+
+def side_by_side(walk: Walk, parts: Sequence[Any], x: Concat, reason: str | None = None) -> Any:
+    """Parts of a concatenation as one value: at U if all are there, else at B."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(map(f.is_user_only, parts)):
+        return User(torch.cat([walk.at_users(part) for part in parts], x.axis), x.rows)
+    return Cand(torch.cat([walk.materialise(part, reason) for part in parts], x.axis), x.rows)
+
+
+def joint_borders(concats: Sequence[Concat]) -> list[int]:
+    """Where a part of one of several concatenations of equal width begins, and the end."""
+    widths = [[f.width(part, x.axis) for part in x.parts] for x in concats]
+    return sorted({0, *(end for some in widths for end in accumulate(some))})
+
+
+def cut(walk: Walk, x: Concat, borders: Sequence[int]) -> list[Any]:
+    """The pieces of a concatenation between borders, which include its own."""
+    start, pieces = 0, []
+    for part in x.parts:
+        end = start + f.width(part, x.axis)
+        inside = [b for b in borders if start <= b <= end]
+        for low, high in pairwise(inside):
+            whole = (low, high) == (start, end)
+            pieces.append(part if whole else narrow(walk, part, x.axis, low - start, high - low))
+        start = end
+    return pieces
 
 
 def _tracked_axis(x: Any, concat: Concat, target: Any) -> int | None:
     """The axis of `x` that runs along the axis of `concat`."""
-    if x is concat:
+    if x is concat or target is aten.cat.default:
         return concat.axis
     if not is_pointwise(target):
         return None

@@ -196,7 +196,9 @@ def _index_select(x: Axis, dim: int, index: Axis) -> int | None:
 
 @entry(aten.gather.default)
 def _gather(x: Axis, dim: int, index: Axis, **_: Any) -> int | None:
-    return None if x.axis is None or x.is_any(dim) or x.axis != index.axis else x.axis
+    if x.axis is None:  # each number of the index finds its value alone
+        return index.axis if index.is_any(dim) else None
+    return None if x.is_any(dim) or x.axis != index.axis else x.axis
 
 
 @entry(aten.scatter.value, aten.scatter.src)

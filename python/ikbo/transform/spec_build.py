@@ -20,8 +20,8 @@ from ikbo._source_line import source_line
 from ikbo.transform import cost
 from ikbo.transform.capture import Captured
 from ikbo.transform.cost import Formula
+from ikbo.transform.origin import ORIGIN
 from ikbo.transform.spec import KernelRange, Row, Spec
-from ikbo.transform.walk import ORIGIN
 
 # How a package runs an ikbo operator that Inductor serves better in parts.
 _LOWERED = "torch: two products, gather, add"

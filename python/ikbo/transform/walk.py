@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import traceback as fx_traceback
 
 from ikbo.transform import forms as f
-from ikbo.transform import rowwise
+from ikbo.transform import merged, rowwise, scores
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
 from ikbo.transform.forms import (
@@ -23,17 +22,17 @@ from ikbo.transform.forms import (
     Concat,
     Const,
     Form,
+    Merged,
     PerBatch,
     Product,
     Rows,
+    Scores,
     Size,
     Sum,
     User,
 )
+from ikbo.transform.origin import at_origin
 from ikbo.transform.rules import rules_of
-
-# Where a node of the new graph says which node of the model it comes from.
-ORIGIN = "ikbo_origin"
 
 
 class Walk:
@@ -90,7 +89,7 @@ class Walk:
         if isinstance(form, User):
             return form.tensor
         tensor = self.use(form)
-        return tensor if form.rows is None else _repeat(tensor, form.rows, self.num_users)
+        return tensor if form.rows is None else f.repeat_row(tensor, form.rows, self.num_users)
 
     def materialise(self, form: Form, reason: str | None = None) -> Tensor:
         """The value at B. The only place that broadcasts.
@@ -104,7 +103,11 @@ class Walk:
             self.broadcasts.append((self.node, reason))
         if isinstance(form, Const):
             tensor = self.use(form)
-            return tensor if form.rows is None else _repeat(tensor, form.rows, self.num_candidates)
+            return (
+                tensor
+                if form.rows is None
+                else f.repeat_row(tensor, form.rows, self.num_candidates)
+            )
         if isinstance(form, Cand):
             return form.tensor
         return self.once("materialise", form, lambda: self._broadcast(form))
@@ -114,8 +117,12 @@ class Walk:
             return self._expand(form)
         if isinstance(form, Concat):
             return torch.cat([self.materialise(part) for part in form.parts], form.axis)
+        if isinstance(form, Merged):
+            return self.materialise(form.x).flatten(form.axis, form.axis + 1)
         if isinstance(form, Affine):
             return self.materialise(self.settle(form))
+        if isinstance(form, Scores):
+            return scores.computed(self, form)
         if isinstance(form, Sum):
             return self.add_up(form)
         assert isinstance(form, PerBatch)
@@ -212,7 +219,8 @@ class Walk:
                 lambda x: self.settle(x) if isinstance(x, Affine) else x, (args, kwargs)
             )
             return self.apply(target, *settled[0], **settled[1])
-        return self._default(target, args, kwargs)
+        pending = scores.followed(self, target, args, kwargs)
+        return self._default(target, args, kwargs) if pending is None else pending
 
     def _default(self, target: Any, args: Any, kwargs: Any) -> Any:
         values = [x for x in f.leaves((args, kwargs)) if isinstance(x, f.FORMS)]
@@ -232,7 +240,9 @@ class Walk:
             return self._at_candidates(target, args, kwargs, reason, self.node_rows)
         if all(map(f.is_user_only, values)):
             return self._at_users(target, args, kwargs, where)
-        parts = rowwise.distribute(self, target, args, kwargs, where)
+        has_merged = any(isinstance(x, Merged) for x in values)
+        distribute = merged.distribute if has_merged else rowwise.distribute
+        parts = distribute(self, target, args, kwargs, where)
         if parts is not None:
             return parts
         reason = f"{target} mixes user and candidate values"
@@ -277,22 +287,8 @@ def _wrap(kind: Callable[[Tensor, Any], Any], out: Any, where: Any) -> Any:
     return tuple(kind(t, r) for t, r in zip(out, rows, strict=True))
 
 
-def at_origin(node: str) -> Any:
-    """Marks what is computed inside as coming from a node of the model's graph."""
-    return fx_traceback.annotate({ORIGIN: node})
-
-
 def _holds_user(form: Form) -> bool:
-    if isinstance(form, Concat):
-        return any(isinstance(part, User) for part in form.parts)
+    concat = form.x if isinstance(form, Merged) else form
+    if isinstance(concat, Concat):
+        return any(isinstance(part, User) for part in concat.parts)
     return isinstance(form, User)
-
-
-def _repeat(tensor: Tensor, rows: Rows, n: Any) -> Tensor:
-    """Repeats the shared row of a constant, as a view where it can be one."""
-    if rows.outer * rows.inner == 1:
-        return tensor.expand(*tensor.shape[: rows.axis], n, *tensor.shape[rows.axis + 1 :])
-    split = tensor.unflatten(rows.axis, (rows.outer, 1, rows.inner))
-    sizes = list(split.shape)
-    sizes[rows.axis + 1] = n
-    return split.expand(sizes).flatten(rows.axis, rows.axis + 2)

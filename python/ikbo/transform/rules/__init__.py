@@ -9,8 +9,12 @@ row-wise, else at B. `materialise(rule(op, forms)) == op(materialise(forms))` ho
 from ikbo.transform.rules import (  # noqa: F401  (importing a family registers its rules)
     affine,
     attention,
+    chains,
     linear,
+    masked,
+    picks,
     reduce,
+    reshape,
     slicing,
     structural,
 )

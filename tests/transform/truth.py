@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users alone determine, found by numbers and not by the pass.
+
+The captured graph is run on one request, then again with other candidates for the same users. An
+element that never changes, in no row of the batch, is user-only. `claimed` says the same of a form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from ikbo.transform import forms as f
+from ikbo.transform.capture import Captured
+from ikbo.transform.forms import Affine, Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
+from ikbo.transform.interpret import _ASSERTIONS, FactoredModel
+from tests.transform.random_forms import Draw
+
+RESAMPLES = 6
+USERS, CANDIDATES = 5, 23
+
+
+class Provenance:
+    """Per tensor of the model's graph, which elements of a row are user-only: found, and claimed.
+
+    `found` and `claimed` are bool tensors at B. Scores that are not computed yet claim nothing:
+    what becomes of them shows in the values behind them.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        generator = torch.Generator().manual_seed(11)
+        self.index = torch.randint(USERS, (CANDIDATES,), generator=generator, dtype=torch.int32)
+        sizes = {"user": USERS, "candidate": CANDIDATES}
+        flat = [
+            x if role is None else x[torch.arange(sizes[role]) % len(x)]
+            for x, role in zip(captured.flat, captured.flat_roles, strict=True)
+        ]
+        factored = FactoredModel(captured, flat, self.index)
+        forms = factored.walk(flat, self.index).values
+        self.found = _unchanged(captured, flat, self.index, generator)
+        self.claimed = {
+            node.name: self._claimed(form)
+            for node, form in forms.items()
+            if node.name in self.found and not isinstance(form, Scores)
+        }
+        self.rows = {node.name: getattr(forms[node], "rows", None) for node in forms}
+
+    def _claimed(self, form: Any) -> Tensor:
+        draw = Draw("claimed")
+        draw.index, draw.num_users, draw.num_candidates = self.index, USERS, CANDIDATES
+        return draw.meaning(_marked(form))
+
+    def differences(self) -> list[str]:
+        """What is claimed and not so, and what is so and not claimed, node by node."""
+        texts = []
+        for name, claimed in self.claimed.items():
+            found = self._in_all_rows(self.found[name], self.rows[name])
+            assert found.shape == claimed.shape, name
+            wrong, missed = claimed & ~found, found & ~claimed
+            if wrong.any():
+                texts.append(f"{name}: {int(wrong.sum())} elements are claimed for the user")
+            if missed.any():
+                texts.append(f"{name}: {int(missed.sum())} user-only elements are at B")
+        return texts
+
+    def _in_all_rows(self, found: Tensor, rows: f.Rows | None) -> Tensor:
+        if rows is None:
+            return found
+        split = found.unflatten(rows.axis, (rows.outer, CANDIDATES, rows.inner))
+        everywhere = split.all(rows.axis + 1, keepdim=True).expand_as(split)
+        return everywhere.flatten(rows.axis, rows.axis + 2)
+
+
+def _marked(form: Any) -> Any:
+    """The form with true in place of what is user-only, and false elsewhere."""
+    if isinstance(form, Const | User):
+        return type(form)(torch.ones_like(form.tensor, dtype=torch.bool), form.rows)
+    if isinstance(form, Cand):
+        return Cand(torch.zeros_like(form.tensor, dtype=torch.bool), form.rows)
+    if isinstance(form, Concat):
+        return replace(form, parts=tuple(_marked(part) for part in form.parts))
+    if isinstance(form, Merged):
+        return Merged(_marked(form.x))
+    if isinstance(form, Affine):
+        return _marked(form.x)
+    if isinstance(form, PerBatch):
+        return PerBatch(lambda n: torch.ones_like(form.make(n), dtype=torch.bool))
+    assert isinstance(form, Sum)
+    sizes = [f.at(d, CANDIDATES) for d in f.shape(form)]
+    return Cand(torch.zeros(sizes, dtype=torch.bool), form.rows)
+
+
+def _unchanged(
+    captured: Captured, flat: list[Any], index: Tensor, generator: torch.Generator
+) -> dict[str, Tensor]:
+    first, same = {}, {}
+    for run in range(RESAMPLES + 1):
+        inputs = []
+        order = torch.arange(CANDIDATES) + 1 + run
+        noise = torch.randint(1000, (CANDIDATES,), generator=generator)
+        for x, example, role in zip(flat, captured.flat, captured.flat_roles, strict=True):
+            if role == "candidate":
+                x = example[(order + noise) % len(example)]
+            inputs.append(x[index.long()] if role == "user" else x)
+        args, kwargs = captured.nest_joined(inputs)
+        for name, value in run_graph(captured, pytree.tree_leaves((args, kwargs))).items():
+            if name not in first:
+                first[name], same[name] = value, torch.ones_like(value, dtype=torch.bool)
+            equal = (value == first[name]) | (value.isnan() & first[name].isnan())
+            same[name] &= equal
+    return same
+
+
+def run_graph(captured: Captured, flat: list[Any]) -> Mapping[str, Tensor]:
+    """The tensors that the captured graph computes, by node."""
+    program, values = captured.program, {}
+    inputs = iter(flat)
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+        stored = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        values[node] = next(inputs) if spec.kind is InputKind.USER_INPUT else stored
+    with torch.no_grad():
+        for node in program.graph.nodes:
+            if node.op == "call_function" and node.target not in _ASSERTIONS:
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+    return {
+        node.name: value
+        for node, value in values.items()
+        if isinstance(node, Node) and isinstance(value, Tensor) and node.op == "call_function"
+    }

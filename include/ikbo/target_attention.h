@@ -30,7 +30,7 @@ struct TargetAttentionParams {
   std::int32_t num_users = 0;       // U
   std::int32_t num_candidates = 0;  // B
   std::int32_t num_queries = 0;     // Q, query rows per candidate
-  std::int32_t num_keys = 0;        // S; packed: the longest history
+  std::int32_t num_keys = 0;        // S; packed: the longest history, on a GPU T
   std::int32_t num_heads = 0;       // H, a multiple of H_kv
   std::int32_t num_kv_heads = 0;    // H_kv
   std::int32_t head_dim = 0;        // D

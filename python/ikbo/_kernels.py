@@ -88,6 +88,8 @@ _QUERIES = {
         "user_offsets",
         "q",
         lambda a: [*a["q"].shape[1:3], *a["k"].shape[1:]],
+        ("q", "k", "v"),
+        _attention_flags,
         op="target_attention.packed",
         rows_more=1,
     ),

@@ -67,8 +67,8 @@ def target_attention(
     into any sum: they may hold NaN. On the CPU a row's result is bitwise the same whatever the
     other candidates and users of the batch, their order and the number of threads are; gradients
     of k and v sum over candidates in their order. Packed, a row's result has the bits of the call
-    with padded histories. On a device without a kernel for packed histories, any GPU among them,
-    the host reads ``user_offsets``: it waits for the device, and a CUDA graph cannot capture it.
+    with padded histories. On a device without a kernel for packed histories the host reads
+    ``user_offsets``: it waits for the device, and a CUDA graph cannot capture it.
 
     Source: the online softmax of Milakov and Gimelshein, 2018; tiling as in Dao et al., 2022.
     """

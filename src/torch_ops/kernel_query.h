@@ -19,7 +19,8 @@ struct KernelQuery {
   //   bmm     a_user, b_cand, then transpose_a and transpose_b
   //   linear  x_user, x_cand, w_user, w_cand
   //   lce     e_user, w_user, w_cand, then each e_cand, which K_i precedes
-  //   target_attention  q, k, v, then whether there is a user_mask, and whether scale is positive
+  //   target_attention, target_attention.packed
+  //           q, k, v, then whether there is a user_mask, and whether scale is positive
   std::vector<int64_t> layout;
 
   bool is_16_bit() const { return dtype == "float16" || dtype == "bfloat16"; }

@@ -207,16 +207,29 @@ std::string select_bmm(const KernelQuery& query) {
   return to_string(select_bmm_cuda_config(params, current_limits()));
 }
 
-std::string select_target_attention(const KernelQuery& query) {
-  const auto [num_queries, num_keys, num_heads, num_kv_heads, head_dim] =
-      std::array{query.dims[0], query.dims[1], query.dims[2], query.dims[3], query.dims[4]};
+// Of packed histories the dims hold no length, and none is asked for.
+std::string select_target_attention(const KernelQuery& query, bool is_packed) {
+  const auto& dims = query.dims;
+  const std::size_t heads_at = is_packed ? 1 : 2;
+  const int64_t num_queries = dims[0];
+  const int64_t num_keys = is_packed ? 1 : dims[1];
+  const auto [num_heads, num_kv_heads, head_dim] =
+      std::array{dims[heads_at], dims[heads_at + 1], dims[heads_at + 2]};
   LayoutReader layout("target_attention", query);
   const Operand q =
       layout.operand({num_queries * num_heads * head_dim, num_heads * head_dim, head_dim, 1});
   const int64_t row = num_kv_heads * head_dim;
-  const Operand k = layout.operand({num_keys * row, row, head_dim, 1});
-  const Operand v = layout.operand({num_keys * row, row, head_dim, 1});
+  const auto history = [&] {
+    if (!is_packed) return layout.operand({num_keys * row, row, head_dim, 1});
+    Operand operand = layout.operand({row, head_dim, 1});
+    operand.strides = {0, operand.strides[0], operand.strides[1], operand.strides[2]};
+    return operand;
+  };
+  const Operand k = history();
+  const Operand v = history();
   TargetAttentionParams params;
+  const int32_t some_offset = 0;
+  if (is_packed) params.user_offsets = &some_offset;  // only its presence counts
   params.num_users = static_cast<int32_t>(query.num_users);
   params.num_candidates = static_cast<int32_t>(query.num_candidates);
   params.num_queries = static_cast<int32_t>(num_queries);
@@ -245,7 +258,8 @@ std::string select_cuda_kernel(const std::string& op, const KernelQuery& query) 
   if (op == "expand") return select_expand(query);
   if (op == "linear") return select_linear(query);
   if (op == "lce") return select_lce(query);
-  return op == "target_attention" ? select_target_attention(query) : kComposite;
+  if (op == "target_attention") return select_target_attention(query, false);
+  return op == "target_attention.packed" ? select_target_attention(query, true) : kComposite;
 }
 
 }  // namespace ikbo::ops

@@ -41,6 +41,9 @@ std::tuple<Tensor, Tensor> run_cuda(const AttentionArgs& args) {
   if (args.user_mask) {
     params.user_mask = static_cast<const bool*>(args.user_mask->const_data_ptr());
   }
+  std::optional<Tensor> dense_user_offsets;
+  params.user_offsets = int32_data(args.user_offsets, dense_user_offsets);
+  if (args.is_packed()) params.num_keys = static_cast<int32_t>(args.k.size(0));
   const DeviceLimits limits = query_device_limits(device);
   const TargetAttentionCudaConfig config = select_target_attention_cuda_config(params, limits);
   if (config.kernel == TargetAttentionKernel::kNone) return composite::target_attention(args);
@@ -155,6 +158,7 @@ STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) {
 #ifdef IKBO_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CUDA, m) {
   m.impl("target_attention", TORCH_BOX(&forward<&run_cuda>));
+  m.impl("target_attention.packed", TORCH_BOX(&packed_forward<&run_cuda>));
 }
 #endif
 

@@ -393,8 +393,7 @@ std::vector<AttentionCase> split_cases() {
                      .num_keys = 4000,
                      .num_heads = 4,
                      .head_dim = d,
-                     .lengths = lengths,
-                     .is_packed = d == 72});
+                     .lengths = lengths});
     }
   }
   all.push_back({.num_users = 1,

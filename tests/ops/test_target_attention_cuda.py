@@ -9,6 +9,7 @@ import ikbo
 from ikbo import reference
 from ikbo.testing.compare import check_against_reference
 from ikbo.testing.inputs import DTYPES, Case
+from tests.ops import test_target_attention_packed as packed
 from tests.ops.test_library import traced_kernels
 from tests.ops.test_target_attention import CASES, Inputs, inputs_of, small
 
@@ -40,6 +41,22 @@ def test_accuracy(this: Case) -> None:
         reference.target_attention,
         roundings=roundings,
     )
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("options", [{}, {"cand_lengths": True}], ids=["whole", "by-candidate"])
+@pytest.mark.parametrize(("d", "s", "q"), [(64, 37, 2), (128, 300, 1), (96, 129, 8)])
+def test_packed(dtype: str, options: dict[str, bool], d: int, s: int, q: int) -> None:
+    this = packed.small(dtype, D=d, S=s, Q=q, **options)
+    inputs = {n: v.cuda() for n, v in packed.inputs_of(this).items()}
+    with traced_kernels() as launches:
+        result = ikbo.target_attention(**inputs)
+    check_against_reference(this, inputs, result, reference.target_attention, roundings=2)
+    name = str(DTYPES[dtype]).removeprefix("torch.")
+    dims = [this.size(letter) for letter in ("Q", "H", "H_kv", "D")]
+    select = torch.ops.ikbo._select_kernel
+    kernel = select("target_attention.packed", "cuda", name, this.size("U"), this.size("B"), dims)
+    assert launches == ([] if kernel == "composite" else [("target_attention", kernel)])
 
 
 @pytest.mark.parametrize("this", OURS, ids=lambda c: c.id)

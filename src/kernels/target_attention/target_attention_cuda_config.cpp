@@ -30,8 +30,8 @@ bool is_tma_history(const void* data, std::array<std::int64_t, 4> stride, bool i
 // Blocks of keys that a CTA must be spared for a merge to pay.
 constexpr std::int64_t kLeastBlocksSpared = 8;
 
-// Into how many ranges a user's keys are split, so that every SM has some. The histories' lengths
-// are on the device: all are taken for equal.
+// Into how many ranges a user's keys are split, so that every SM has some. Lengths are on the
+// device: all are taken for S. Of packed histories nothing is known.
 int splits_of(const TargetAttentionParams& p, int head_dim, const DeviceLimits& limits) {
   const auto ceil_divide = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   const std::int64_t rows = target_attention_impl::rows_of_candidate(p) * p.num_candidates;
@@ -39,12 +39,11 @@ int splits_of(const TargetAttentionParams& p, int head_dim, const DeviceLimits& 
       std::max<std::int64_t>(ceil_divide(rows, target_attention_impl::tile_rows_of(head_dim)),
                              std::min(p.num_users, p.num_candidates)) *
       p.num_kv_heads;
-  const std::int64_t keys =
-      p.user_offsets != nullptr ? ceil_divide(p.num_keys, p.num_users) : p.num_keys;
-  const std::int64_t blocks = ceil_divide(keys, target_attention_impl::key_block_of(head_dim));
+  const std::int64_t blocks =
+      ceil_divide(p.num_keys, target_attention_impl::key_block_of(head_dim));
   const std::int64_t most = std::min<std::int64_t>(
       limits.num_sms / std::max<std::int64_t>(tiles, 1), target_attention_impl::kMaxSplits);
-  if (most < 2) return 1;
+  if (most < 2 || p.user_offsets != nullptr) return 1;
   const std::int64_t blocks_of_range = ceil_divide(blocks, most);
   if (blocks - blocks_of_range < kLeastBlocksSpared) return 1;
   return static_cast<int>(ceil_divide(blocks, blocks_of_range));

@@ -43,13 +43,11 @@ struct KeyGrouping {
     num_keys[user] = min(num_keys[user], length);
   }
 
-  // A bucket is a range of counts of keys.
+  // A bucket is a range of counts of keys, 3 % wide: the exponent and five bits of the fraction.
   static constexpr int kBuckets = device::kGroupThreads;
   __device__ __forceinline__ int bucket_of(int user) const {
-    const float buckets_per_key = (kBuckets - 1) / static_cast<float>(args.num_keys);
-    return kBuckets - 1 -
-           min(static_cast<int>(static_cast<float>(num_keys[user]) * buckets_per_key),
-               kBuckets - 1);
+    const int bits = __float_as_int(static_cast<float>(num_keys[user]) + 1.0f);
+    return kBuckets - 1 - ((bits >> 18) - (127 << 5));
   }
   __device__ __forceinline__ void order(const device::UserArrays& users) const {
     if (args.user_lengths == nullptr && args.user_offsets == nullptr &&

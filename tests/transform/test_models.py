@@ -207,6 +207,18 @@ def test_inputs_in_another_order_and_constants() -> None:
     torch.testing.assert_close(got, (user[index.long()] * item * 0.5).sum(-1))
 
 
+def test_one_tensor_for_two_inputs() -> None:
+    class Product(torch.nn.Module):
+        def forward(self, user: Tensor, item: Tensor) -> Tensor:
+            return user.tanh() * item
+
+    both = rows(4)
+    module = ikbo.transform(Product().eval(), (both, both), ["user"], max_users=4)
+    index = torch.tensor([1, 0, 1], dtype=torch.int32)
+    want = both[:2].tanh()[index.long()] * both[3:6]
+    torch.testing.assert_close(module(both[:2], both[3:6], cand_to_user=index), want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_float_types(dtype: torch.dtype) -> None:
     ranker = MODELS["norms"]()

@@ -108,7 +108,7 @@ def capture(
     row_counts: Mapping[str, int] | None = None,
 ) -> Captured:
     """Exports the model once with one batch symbol, without decomposing its operators."""
-    args, kwargs = inputs.split(example_inputs)
+    args, kwargs = inputs.unshared(*inputs.split(example_inputs))
     if isinstance(model, ExportedProgram):
         program, signature = model, _program_signature(model)
     elif isinstance(model, nn.Module):

@@ -30,6 +30,19 @@ def split(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
+def unshared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The arguments with a copy of a tensor that is given twice: an export takes it for one."""
+    seen: set[int] = set()
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, Tensor) or id(x) not in seen:
+            seen.add(id(x))
+            return x
+        return x.clone()
+
+    return pytree.tree_map(own, (args, kwargs))  # type: ignore[no-any-return]
+
+
 def check_fit(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises TypeError where the model's `forward` does not take these arguments."""
     try:

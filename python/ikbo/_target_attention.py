@@ -57,8 +57,8 @@ def target_attention(
     Errors:
         TypeError: an argument of another type, a tensor that is not dense, or ``user_lengths`` or
         ``user_mask`` beside ``user_offsets``.
-        RuntimeError: a wrong dtype, rank, size or device; offsets that are not as described; on the
-        CPU an index value outside ``[0, U)`` or a length outside ``[0, S]``.
+        RuntimeError: a wrong dtype, rank, size or device; on the CPU an index value outside
+        ``[0, U)``, a length outside ``[0, S]``, or offsets that are not as described.
 
     Cost: ``4 D`` FLOP per (row, key that counts) with ``B Q H`` rows; reads q, and k and v of the
     users with candidates once per 96 rows at most, writes out and lse.

@@ -118,9 +118,11 @@ void check_sizes(const AttentionArgs& args) {
   const int64_t rows = args.q.size(0) * args.q.size(1) * args.q.size(2);
   STD_TORCH_CHECK(rows <= kMax, "ikbo::", args.op, ": B * Q * H must be at most ", kMax, "; got ",
                   rows, "; split the candidates over several calls");
-  for (int64_t size : {args.num_users(), args.is_packed() ? 0 : args.k.size(1), args.q.size(3)}) {
-    STD_TORCH_CHECK(size <= kMax, "ikbo::", args.op, ": U, S and D must be at most ", kMax,
-                    "; got ", size);
+  const char* letter = args.is_packed() ? "T" : "S";
+  const int64_t num_rows = args.k.size(args.is_packed() ? 0 : 1);
+  for (int64_t size : {args.num_users(), num_rows, args.q.size(3)}) {
+    STD_TORCH_CHECK(size <= kMax, "ikbo::", args.op, ": U, ", letter, " and D must be at most ",
+                    kMax, "; got ", size);
   }
 }
 

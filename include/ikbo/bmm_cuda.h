@@ -65,6 +65,13 @@ enum class BmmFeed : std::int8_t {
   kAsync,  // by asynchronous copies of 16 bytes: columns of several candidates in a tile
 };
 
+// How it stores a tile of the result.
+enum class BmmStore : std::int8_t {
+  kTma,      // by the copy engine: a tile is whole boxes of candidates
+  kVectors,  // 16 bytes along N
+  kAlongP,   // 16 bytes along P: N = 1
+};
+
 struct BmmCudaConfig {
   BmmKernel kernel = BmmKernel::kNone;
   // kSm90 alone:
@@ -72,11 +79,12 @@ struct BmmCudaConfig {
   BmmInner a_inner = BmmInner::kSum;
   BmmInner b_inner = BmmInner::kOut;
   BmmFeed feed = BmmFeed::kTma;
+  BmmStore store = BmmStore::kTma;
   int user_slots = 0;  // matrices of a user in shared memory at a time
-  int stages = 0;      // blocks of b_cand on their way to each of the two consumers
+  int stages = 0;      // blocks of 64 columns x 64 steps of R in shared memory at a time
 };
 
-// "bmm_sm90<tile_p=128,a=r,b=n,feed=tma,users=2,stages=8>"
+// "bmm_sm90<tile_p=128,a=r,b=n,feed=tma,store=tma,users=2,stages=6>"
 std::string to_string(const BmmCudaConfig& config);
 
 // Pure: reads sizes, strides, dtype and the alignment of the pointers.

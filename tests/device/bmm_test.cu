@@ -276,6 +276,52 @@ std::vector<BmmCase> hopper_cases() {
   return all;
 }
 
+// One column of a candidate, R contiguous; results that are not whole rows of a box.
+std::vector<BmmCase> column_cases() {
+  std::vector<BmmCase> all;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    for (const bool transpose_a : {false, true}) {
+      for (const bool transpose_b : {false, true}) {
+        for (const int p : {8, 64, 200, 320}) {
+          all.push_back({.num_users = 7,
+                         .num_candidates = 900,
+                         .p = p,
+                         .r = 72,
+                         .n = 1,
+                         .transpose_a = transpose_a,
+                         .transpose_b = transpose_b,
+                         .dtype = dtype});
+        }
+      }
+    }
+    for (const int n : {8, 16, 32}) {
+      for (const bool transpose_b : {false, true}) {
+        for (const int p : {1, 33, 79, 257}) {
+          all.push_back({.num_users = 5,
+                         .num_candidates = 130,
+                         .p = p,
+                         .r = 136,
+                         .n = n,
+                         .transpose_b = transpose_b,
+                         .dtype = dtype,
+                         .values = Values::kTernary});
+        }
+      }
+    }
+  }
+  all.push_back({.num_users = 300,
+                 .num_candidates = 700,
+                 .p = 136,
+                 .r = 130,
+                 .n = 1,
+                 .transpose_b = true,
+                 .padding = 6});
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Columns, BmmTest, testing::ValuesIn(column_cases()),
+                         [](const auto& info) { return info.param.id(); });
+
 INSTANTIATE_TEST_SUITE_P(Hopper, BmmTest, testing::ValuesIn(hopper_cases()),
                          [](const auto& info) { return info.param.id(); });
 
@@ -395,6 +441,8 @@ std::vector<BmmCase> small_cases() {
   std::vector<BmmCase> all;
   add_all_forms(all, {.num_users = 3, .num_candidates = 20, .p = 72, .r = 72, .n = 24});
   add_all_forms(all, {.num_users = 3, .num_candidates = 7, .p = 40, .r = 40, .n = 64});
+  add_all_forms(all, {.num_users = 3, .num_candidates = 9, .p = 80, .r = 72, .n = 32});
+  add_all_forms(all, {.num_users = 3, .num_candidates = 70, .p = 80, .r = 72, .n = 1});
   add_all_forms(
       all,
       {.num_users = 3, .num_candidates = 9, .p = 40, .r = 23, .n = 5, .kernel = BmmKernel::kMma});
@@ -413,9 +461,14 @@ INSTANTIATE_TEST_SUITE_P(Small, BmmTest, testing::ValuesIn(small_cases()),
 
 // Offsets beyond 2^31 elements, in the candidates and in the result.
 TEST(BmmOffsets, Of64Bits) {
-  for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
-    const BmmCase c{
-        .num_users = 50, .num_candidates = 40000, .p = 1024, .r = 1024, .n = 56, .dtype = dtype};
+  constexpr BmmCase kVectors{
+      .num_users = 50, .num_candidates = 40000, .p = 1024, .r = 1024, .n = 56};
+  BmmCase boxes = kVectors;
+  boxes.n = 64;
+  BmmCase elements = kVectors;
+  elements.dtype = DType::kFloat32;
+  for (const BmmCase& c : {kVectors, boxes, elements}) {
+    const DType dtype = c.dtype;
     std::size_t free = 0;
     std::size_t total = 0;
     IKBO_CUDA_CHECK(cudaMemGetInfo(&free, &total), "memory");
@@ -444,11 +497,17 @@ TEST(BmmOffsets, Of64Bits) {
 
 const BmmCase kBoxes{.num_users = 15, .num_candidates = 1025, .p = 300, .r = 136, .n = 64};
 const BmmCase kCopies{.num_users = 15, .num_candidates = 2049, .p = 300, .r = 136, .n = 24};
+const BmmCase kNarrowBoxes{.num_users = 15, .num_candidates = 1025, .p = 300, .r = 136, .n = 32};
+const BmmCase kLargeMatrix{.num_users = 15, .num_candidates = 1025, .p = 300, .r = 1024, .n = 64};
+const BmmCase kSingle{
+    .num_users = 15, .num_candidates = 9001, .p = 304, .r = 136, .n = 1, .transpose_b = true};
 const BmmCase kElements{
     .num_users = 15, .num_candidates = 1025, .p = 90, .r = 130, .n = 7, .kernel = BmmKernel::kMma};
 
 class BmmEveryWay : public testing::TestWithParam<BmmCase> {};
-INSTANTIATE_TEST_SUITE_P(Middle, BmmEveryWay, testing::Values(kBoxes, kCopies, kElements),
+INSTANTIATE_TEST_SUITE_P(Middle, BmmEveryWay,
+                         testing::Values(kBoxes, kCopies, kNarrowBoxes, kLargeMatrix, kSingle,
+                                         kElements),
                          [](const auto& info) { return info.param.id(); });
 
 TEST_P(BmmEveryWay, LaunchesAreBitwiseEqual) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "ikbo/bmm_cuda.h"
 #include "kernels/bmm/bmm_layout.h"
@@ -49,12 +50,26 @@ std::string chosen(const BmmParams& params, const DeviceLimits& limits = kHopper
 std::string chosen_for(const Sizes& sizes) { return chosen(make_params(sizes)); }
 
 TEST(BmmCudaConfig, HopperKeepsAsMuchOfAUserAsFitsTwice) {
-  EXPECT_EQ(chosen_for({}), "bmm_sm90<tile_p=256,a=r,b=n,feed=async,users=2,stages=4>");
-  EXPECT_EQ(chosen_for({.r = 64}), "bmm_sm90<tile_p=256,a=r,b=n,feed=async,users=4,stages=4>");
-  EXPECT_EQ(chosen_for({.r = 256}), "bmm_sm90<tile_p=128,a=r,b=n,feed=async,users=2,stages=4>");
+  EXPECT_EQ(chosen_for({}), "bmm_sm90<tile_p=256,a=r,b=n,feed=tma,store=tma,users=2,stages=6>");
+  EXPECT_EQ(chosen_for({.r = 64}),
+            "bmm_sm90<tile_p=256,a=r,b=n,feed=tma,store=tma,users=4,stages=6>");
+  EXPECT_EQ(chosen_for({.r = 256}),
+            "bmm_sm90<tile_p=128,a=r,b=n,feed=tma,store=tma,users=2,stages=6>");
   EXPECT_EQ(chosen_for({.r = 256, .num_users = 1}),
-            "bmm_sm90<tile_p=256,a=r,b=n,feed=async,users=1,stages=4>");
-  EXPECT_EQ(chosen_for({.r = 1024}), "bmm_sm90<tile_p=64,a=r,b=n,feed=async,users=1,stages=4>");
+            "bmm_sm90<tile_p=256,a=r,b=n,feed=tma,store=tma,users=1,stages=6>");
+}
+
+// A narrow tile would read b_cand so often that waiting for each matrix is less.
+TEST(BmmCudaConfig, LargeMatricesOfManyTilesFillSharedMemoryAlone) {
+  const auto choice = [](int r, int num_users) {
+    const BmmCudaConfig config = select_bmm_cuda_config(
+        make_params({.p = 512, .r = r, .n = 64, .num_users = num_users}), kHopper);
+    return std::pair(config.tile_p, config.user_slots);
+  };
+  EXPECT_EQ(choice(256, 64), std::pair(256, 1));
+  EXPECT_EQ(choice(512, 64), std::pair(128, 1));
+  EXPECT_EQ(choice(256, 1000), std::pair(128, 2));
+  EXPECT_EQ(choice(512, 4096), std::pair(64, 2));
 }
 
 TEST(BmmCudaConfig, TilesHaveNoMoreRowsThanPNeeds) {
@@ -71,7 +86,7 @@ TEST(BmmCudaConfig, TilesHaveNoMoreRowsThanPNeeds) {
 
 TEST(BmmCudaConfig, FewCandidatesHaveNarrowTiles) {
   EXPECT_EQ(select_bmm_cuda_config(make_params({.num_candidates = 100}), kHopper).tile_p, 64);
-  EXPECT_EQ(select_bmm_cuda_config(make_params({.num_candidates = 150}), kHopper).tile_p, 128);
+  EXPECT_EQ(select_bmm_cuda_config(make_params({.num_candidates = 512}), kHopper).tile_p, 128);
 }
 
 TEST(BmmCudaConfig, WholeBoxesGoThroughTheCopyEngine) {
@@ -80,18 +95,48 @@ TEST(BmmCudaConfig, WholeBoxesGoThroughTheCopyEngine) {
   };
   EXPECT_EQ(feed_of(64, false), BmmFeed::kTma);
   EXPECT_EQ(feed_of(192, false), BmmFeed::kTma);
-  EXPECT_EQ(feed_of(16, false), BmmFeed::kAsync);
+  EXPECT_EQ(feed_of(32, false), BmmFeed::kTma);
+  EXPECT_EQ(feed_of(16, false), BmmFeed::kTma);
+  EXPECT_EQ(feed_of(8, false), BmmFeed::kAsync);
+  EXPECT_EQ(feed_of(8, true), BmmFeed::kTma);
   EXPECT_EQ(feed_of(72, false), BmmFeed::kAsync);
   EXPECT_EQ(feed_of(16, true), BmmFeed::kTma);
   EXPECT_EQ(feed_of(24, true), BmmFeed::kAsync);
   EXPECT_EQ(feed_of(128, true), BmmFeed::kTma);
 }
 
+TEST(BmmCudaConfig, ResultsLeaveThroughTheCopyEngineWhereTheyAreWholeRows) {
+  const auto store_of = [](int p, int n) {
+    return select_bmm_cuda_config(make_params({.p = p, .n = n}), kHopper).store;
+  };
+  for (const int n : {8, 16, 32, 64, 128}) EXPECT_EQ(store_of(40, n), BmmStore::kTma) << n;
+  EXPECT_EQ(store_of(33, 64), BmmStore::kTma);
+  EXPECT_EQ(store_of(33, 32), BmmStore::kVectors);
+  EXPECT_EQ(store_of(34, 32), BmmStore::kTma);
+  EXPECT_EQ(store_of(36, 8), BmmStore::kVectors);
+  EXPECT_EQ(store_of(64, 24), BmmStore::kVectors);
+  EXPECT_EQ(store_of(64, 72), BmmStore::kVectors);
+}
+
+TEST(BmmCudaConfig, OneColumnIsStoredAlongP) {
+  for (const bool transpose_b : {false, true}) {
+    const Sizes sizes{.p = 200, .r = 64, .n = 1, .transpose_b = transpose_b};
+    BmmParams params = make_params(sizes);
+    EXPECT_EQ(chosen(params),
+              "bmm_sm90<tile_p=64,a=r,b=r,feed=async,store=along_p,users=4,stages=16>");
+    params.p = 204;
+    EXPECT_EQ(chosen(params), "bmm_mma");
+    params = make_params(sizes);
+    params.stride_b_r = 8;  // not contiguous
+    EXPECT_EQ(chosen(params), "bmm_mma");
+  }
+}
+
 TEST(BmmCudaConfig, TransposesAreReadOffTheStrides) {
   EXPECT_EQ(chosen_for({.n = 64, .transpose_a = true}),
-            "bmm_sm90<tile_p=256,a=p,b=n,feed=tma,users=2,stages=4>");
+            "bmm_sm90<tile_p=256,a=p,b=n,feed=tma,store=tma,users=2,stages=6>");
   EXPECT_EQ(chosen_for({.n = 64, .transpose_b = true}),
-            "bmm_sm90<tile_p=256,a=r,b=r,feed=tma,users=2,stages=4>");
+            "bmm_sm90<tile_p=256,a=r,b=r,feed=tma,store=tma,users=2,stages=6>");
 }
 
 TEST(BmmCudaConfig, EverythingElseIsGenericOrComposed) {

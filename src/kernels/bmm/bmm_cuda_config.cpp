@@ -38,16 +38,30 @@ std::optional<BmmInner> aligned_inner(const Matrices& m, bool may_be_zero) {
   return std::nullopt;
 }
 
-// Whether every tile is a few boxes of the copy engine.
-bool has_whole_boxes(const BmmParams& p, BmmInner inner) {
-  const bool is_whole_slice = p.n % kTileColumns == 0;
-  return is_whole_slice || (inner == BmmInner::kSum && p.n % 8 == 0 && kTileColumns % p.n == 0);
+// Whether every tile is a few boxes of the copy engine; a row of a box has at least `least`
+// columns.
+bool has_whole_boxes(int n, int least) {
+  return n % kTileColumns == 0 || (n >= least && kTileColumns % n == 0);
+}
+
+BmmFeed select_feed(const BmmParams& p, BmmInner inner) {
+  const bool has_strides = p.stride_b_b > 0 && p.stride_b_r > 0 && p.stride_b_n > 0;
+  // A row of 8 columns, 16 bytes, is too little for a request of the copy engine.
+  const bool has_boxes = has_whole_boxes(p.n, inner == BmmInner::kOut ? 16 : 8);
+  return has_strides && has_boxes ? BmmFeed::kTma : BmmFeed::kAsync;
+}
+
+BmmStore select_store(const BmmParams& p) {
+  if (p.n == 1) return BmmStore::kAlongP;
+  // The rows of a box are 64 elements of a candidate's result, which must be whole rows.
+  const bool has_rows = std::int64_t{p.p} * p.n % kTileColumns == 0;
+  return has_whole_boxes(p.n, 8) && has_rows ? BmmStore::kTma : BmmStore::kVectors;
 }
 
 // How many matrices of a user and how many stages fit into shared memory beside each other; no
 // slot where not even one matrix does.
 void divide_shared_memory(BmmCudaConfig& config, int num_blocks, int wanted_slots) {
-  constexpr int kFewStages = 4;
+  constexpr int kFewStages = 6;
   const auto fits = [&](int slots, int stages) {
     BmmCudaConfig tried = config;
     tried.user_slots = slots;
@@ -64,38 +78,89 @@ void divide_shared_memory(BmmCudaConfig& config, int num_blocks, int wanted_slot
   }
 }
 
-// The widest tile of P with which the next user's matrix is loaded beside the current one, and with
-// which every multiprocessor has a tile: a wider one reads b_cand less often.
-void select_tile(BmmCudaConfig& config, const BmmParams& p, int num_sms) {
+// Clocks of the busiest CTA. Bytes a clock of a multiprocessor, of 132 at 1.755 GHz: 20 of the 4.8
+// TB/s of an H200's memory, 28 of some 6.5 TB/s of its L2.
+double estimate_clocks(const BmmCudaConfig& config, const BmmParams& p, int num_sms,
+                       std::int64_t column_tiles) {
+  constexpr double kMemoryBytes = 20;
+  constexpr double kL2Bytes = 28;
+  const std::int64_t num_tiles_p = ceil_div(p.p, config.tile_p);
+  const double loaded = 2.0 * kTileColumns * p.r;
+  const double stored = 2.0 * kTileColumns * config.tile_p;
+  // A step of 16 multiplies 2 columns of P a clock, or reads 128 bytes a clock: 32 of each row.
+  const double of_step =
+      std::max(config.tile_p / 2.0, 2 * kTileColumns * 32.0 / 128 + config.tile_p * 32.0 / 128);
+  const double of_tile =
+      std::max({of_step * static_cast<double>(ceil_div(p.r, 16)), (loaded + stored) / kL2Bytes,
+                (loaded / static_cast<double>(num_tiles_p) + stored) / kMemoryBytes});
+  const std::int64_t tiles = ceil_div(column_tiles * num_tiles_p, num_sms);
+  // The first matrix is waited for; so is each of the next where none is loaded ahead.
+  const std::int64_t matrices =
+      config.user_slots > 1 ? 1 : std::min(tiles, ceil_div(p.num_users * num_tiles_p, num_sms) + 1);
+  return of_tile * static_cast<double>(tiles) +
+         static_cast<double>(matrices * user_bytes(config.tile_p, blocks_of(p.r))) / kL2Bytes;
+}
+
+// The widest tile of P with which every multiprocessor has a tile, unless a narrower one, of which
+// two matrices of a user fit, is faster by more than the estimate is worth: a wider one reads
+// b_cand less often.
+BmmCudaConfig select_tile(const BmmCudaConfig& base, const BmmParams& p, int num_sms) {
+  constexpr double kClearlyFaster = 0.95;
   const int num_blocks = blocks_of(p.r);
   const std::int64_t column_tiles = ceil_div(std::int64_t{p.num_candidates} * p.n, kTileColumns);
   // Matrices that fill little of shared memory change often: several are loaded ahead.
   const int wanted_slots = p.num_users == 1 ? 1 : 4;
+  BmmCudaConfig best = base;
+  double best_clocks = std::numeric_limits<double>::infinity();
   for (const int tile_p : {256, 192, 128, 64}) {
-    config.tile_p = tile_p;
-    divide_shared_memory(config, num_blocks, wanted_slots);
+    BmmCudaConfig tried = base;
+    tried.tile_p = tile_p;
+    divide_shared_memory(tried, num_blocks, wanted_slots);
     const bool is_narrowest = tile_p == 64;
     const bool is_too_wide = !is_narrowest && ceil_div(p.p, tile_p - 64) == ceil_div(p.p, tile_p);
     const bool fills_device = column_tiles * ceil_div(p.p, tile_p) >= num_sms;
-    if (!is_too_wide && fills_device && config.user_slots >= std::min(wanted_slots, 2)) return;
-    if (is_narrowest) return;
+    const bool has_best = best.user_slots > 0;
+    if (tried.user_slots == 0 || is_too_wide || (!fills_device && !is_narrowest)) continue;
+    const double clocks = estimate_clocks(tried, p, num_sms, column_tiles);
+    if (has_best && clocks > kClearlyFaster * best_clocks) continue;
+    best = tried;
+    best_clocks = clocks;
   }
+  return best;
 }
 
 std::optional<BmmCudaConfig> select_sm90(const BmmParams& p, const DeviceLimits& limits) {
   if (limits.compute_capability != 90 || size_of(p.dtype) != 2) return std::nullopt;
   // The copy engine reads a_user, so that strides of 0 are none for it.
   const auto a_inner = aligned_inner({p.a_user, p.stride_a_u, p.stride_a_r, p.stride_a_p}, false);
-  const auto b_inner = aligned_inner({p.b_cand, p.stride_b_b, p.stride_b_r, p.stride_b_n}, true);
-  const bool fits = a_inner && b_inner && p.n % 8 == 0 && p.r > 0 && p.num_users > 0 &&
+  // A stride that no column but the first has does not matter.
+  const bool is_single = p.n == 1;
+  const auto b_inner = aligned_inner(
+      {p.b_cand, p.stride_b_b, p.stride_b_r, is_single ? p.stride_b_b : p.stride_b_n}, true);
+  const bool has_vectors = p.n % 8 == 0 || (is_single && p.p % 8 == 0 && b_inner == BmmInner::kSum);
+  const bool fits = a_inner && b_inner && has_vectors && p.r > 0 && p.num_users > 0 &&
                     reinterpret_cast<std::uintptr_t>(p.out) % 16 == 0;
   if (!fits) return std::nullopt;
-  BmmCudaConfig config{.kernel = BmmKernel::kSm90, .a_inner = *a_inner, .b_inner = *b_inner};
-  const bool has_strides = p.stride_b_b > 0 && p.stride_b_r > 0 && p.stride_b_n > 0;
-  config.feed = has_strides && has_whole_boxes(p, *b_inner) ? BmmFeed::kTma : BmmFeed::kAsync;
-  select_tile(config, p, limits.num_sms);
+  const BmmCudaConfig config = select_tile({.kernel = BmmKernel::kSm90,
+                                            .a_inner = *a_inner,
+                                            .b_inner = *b_inner,
+                                            .feed = select_feed(p, *b_inner),
+                                            .store = select_store(p)},
+                                           p, limits.num_sms);
   if (config.user_slots == 0) return std::nullopt;
   return config;
+}
+
+const char* name_of(BmmStore store) {
+  switch (store) {
+    case BmmStore::kTma:
+      return "tma";
+    case BmmStore::kVectors:
+      return "vectors";
+    case BmmStore::kAlongP:
+      return "along_p";
+  }
+  return "?";
 }
 
 }  // namespace
@@ -116,7 +181,8 @@ std::string to_string(const BmmCudaConfig& config) {
        << ",a=" << (config.a_inner == BmmInner::kSum ? "r" : "p")
        << ",b=" << (config.b_inner == BmmInner::kSum ? "r" : "n")
        << ",feed=" << (config.feed == BmmFeed::kTma ? "tma" : "async")
-       << ",users=" << config.user_slots << ",stages=" << config.stages << ">";
+       << ",store=" << name_of(config.store) << ",users=" << config.user_slots
+       << ",stages=" << config.stages << ">";
   return text.str();
 }
 

@@ -55,11 +55,11 @@ inline constexpr int kBlockR = 64;  // 128 bytes, the row of a swizzle pattern
 inline constexpr int kStageBytes = kTileColumns * kBlockR * 2;
 inline constexpr int kStagingRows = 64;  // of P that a consumer stores at a time
 inline constexpr int kStagingBytes = kStagingRows * kTileColumns * 2;
-inline constexpr int kStagingBuffers = 2;  // of each consumer
-inline constexpr int kMaxStages = 8;       // of each consumer
+inline constexpr int kStagingBuffers = 3;  // of each consumer
+inline constexpr int kMaxStages = 16;
 inline constexpr int kMaxUserSlots = 8;
 inline constexpr int kBarrierBytes =
-    (2 * kConsumers * kMaxStages + 2 * kMaxUserSlots) * static_cast<int>(sizeof(std::uint64_t));
+    (2 * kMaxStages + 2 * kMaxUserSlots + kConsumers) * static_cast<int>(sizeof(std::uint64_t));
 inline constexpr int kMaxSharedBytes = 232448;
 
 inline constexpr int blocks_of(int r) { return (r + kBlockR - 1) / kBlockR; }
@@ -67,12 +67,11 @@ inline constexpr int user_bytes(int tile_p, int num_blocks) {
   return tile_p * kBlockR * 2 * num_blocks;
 }
 inline int shared_bytes(const BmmCudaConfig& config, int num_blocks) {
-  return config.user_slots * user_bytes(config.tile_p, num_blocks) +
-         kConsumers * (config.stages * kStageBytes + kStagingBuffers * kStagingBytes) +
-         kBarrierBytes;
+  return config.user_slots * user_bytes(config.tile_p, num_blocks) + config.stages * kStageBytes +
+         kConsumers * kStagingBuffers * kStagingBytes + kBarrierBytes;
 }
 
-// Candidates that one box of the copy engine, or a tile, takes side by side.
-inline constexpr int candidates_of_tile(int n) { return n < kTileColumns ? kTileColumns / n : 1; }
+// Columns of a box of the copy engine, in b_cand and in out: of one candidate.
+inline constexpr int box_columns_of(int n) { return n < kTileColumns ? n : kTileColumns; }
 
 }  // namespace ikbo::bmm_impl

@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     cta.init_barriers();
     device::prefetch_tensor_map(&params.a);
     if (!cta.is_async()) device::prefetch_tensor_map(&params.b);
+    if (params.args.store == BmmStore::kTma) device::prefetch_tensor_map(&params.out);
   }
   __syncthreads();
   device::grid_dependency_wait();  // for the list of tiles

@@ -19,6 +19,13 @@ struct RingPosition {
       phase ^= 1;
     }
   }
+  __device__ __forceinline__ void skip(int count, int size) {
+    slot += count;
+    while (slot >= size) {
+      slot -= size;
+      phase ^= 1;
+    }
+  }
 };
 
 template <typename Traits>
@@ -26,43 +33,42 @@ struct Sm90Cta {
   const Sm90Params& params;
   std::uint32_t s_base;
 
-  // Shared memory: user matrices, each consumer's stages, staging, barriers.
+  // Shared memory: user matrices, stages, each consumer's staging, barriers.
   __device__ __forceinline__ std::uint32_t user_matrix(int slot) const {
     return s_base + slot * params.args.num_blocks * Traits::kUserBlockBytes;
   }
-  __device__ __forceinline__ std::uint32_t stage(int consumer, int slot) const {
-    return user_matrix(params.args.user_slots) +
-           (consumer * params.args.stages + slot) * kStageBytes;
+  __device__ __forceinline__ std::uint32_t stage(int slot) const {
+    return user_matrix(params.args.user_slots) + slot * kStageBytes;
   }
   __device__ __forceinline__ std::uint32_t staging(int consumer, int buffer) const {
-    return stage(kConsumers, 0) + (consumer * kStagingBuffers + buffer) * kStagingBytes;
+    return stage(params.args.stages) + (consumer * kStagingBuffers + buffer) * kStagingBytes;
   }
   __device__ __forceinline__ std::uint32_t barrier(int index) const {
     return staging(kConsumers, 0) + index * static_cast<int>(sizeof(std::uint64_t));
   }
-  __device__ __forceinline__ std::uint32_t full(int consumer, int slot) const {
-    return barrier(consumer * kMaxStages + slot);
-  }
-  __device__ __forceinline__ std::uint32_t empty(int consumer, int slot) const {
-    return barrier((kConsumers + consumer) * kMaxStages + slot);
+  __device__ __forceinline__ std::uint32_t full(int slot) const { return barrier(slot); }
+  __device__ __forceinline__ std::uint32_t empty(int slot) const {
+    return barrier(kMaxStages + slot);
   }
   __device__ __forceinline__ std::uint32_t full_user(int slot) const {
-    return barrier(2 * kConsumers * kMaxStages + slot);
+    return barrier(2 * kMaxStages + slot);
   }
   __device__ __forceinline__ std::uint32_t empty_user(int slot) const {
-    return barrier(2 * kConsumers * kMaxStages + kMaxUserSlots + slot);
+    return barrier(2 * kMaxStages + kMaxUserSlots + slot);
+  }
+  __device__ __forceinline__ std::uint32_t turn(int consumer) const {
+    return barrier(2 * kMaxStages + 2 * kMaxUserSlots + consumer);
   }
 
   __device__ __forceinline__ bool is_async() const { return params.args.feed == BmmFeed::kAsync; }
 
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kWarps = kThreads / 32;
-    for (int c = 0; c < kConsumers; ++c) {
-      for (int s = 0; s < params.args.stages; ++s) {
-        device::mbarrier_init(full(c, s), is_async() ? kThreads : 1);
-        device::mbarrier_init(empty(c, s), kWarps);
-      }
+    for (int s = 0; s < params.args.stages; ++s) {
+      device::mbarrier_init(full(s), is_async() ? kThreads : 1);
+      device::mbarrier_init(empty(s), kWarps);
     }
+    for (int c = 0; c < kConsumers; ++c) device::mbarrier_init(turn(c), kWarps);
     for (int s = 0; s < params.args.user_slots; ++s) {
       device::mbarrier_init(full_user(s), 1);
       device::mbarrier_init(empty_user(s), kConsumers * kWarps);
@@ -105,6 +111,10 @@ struct Sm90Cta {
       }
       if (left_ > 0) next_ = tiles_[index_];
       return true;
+    }
+    // Whether the tile that was taken last is the last one with its matrix.
+    __device__ __forceinline__ bool ends_user() const {
+      return left_ == 0 || index_ == 0 || next_.user != user_;
     }
 
    private:

@@ -8,6 +8,7 @@
 #include "kernels/bmm/bmm_sm90_launch.h"
 #include "kernels/host/launch.h"
 #include "kernels/host/tensor_map.h"
+#include "kernels/host/tensor_map_narrow.h"
 
 namespace ikbo::bmm_impl {
 
@@ -22,7 +23,8 @@ struct MatrixMap {
   std::int64_t stride_batch;
   std::int64_t stride_sum;
   std::int64_t stride_out;
-  int box_out;  // rows of a box where R is contiguous
+  int box_out;       // rows of a box where R is contiguous
+  int row_out = 64;  // length of its rows where the other dimension is
 };
 
 inline CUtensorMap make_map(const MatrixMap& m, const BmmParams& p) {
@@ -33,8 +35,23 @@ inline CUtensorMap make_map(const MatrixMap& m, const BmmParams& p) {
   spec.extent[2] = m.batch;
   spec.stride[0] = is_sum ? m.stride_out : m.stride_sum;
   spec.stride[1] = m.stride_batch;
-  spec.box[0] = 64;
+  spec.box[0] = is_sum ? kBlockR : m.row_out;
   spec.box[1] = is_sum ? m.box_out : kBlockR;
+  spec.box[2] = 1;
+  return host::make_narrow_tensor_map(spec, kWhat);
+}
+
+// Results of a box's columns, row after row of P, are 128-byte rows of their own, whatever N is.
+inline CUtensorMap make_out_map(const BmmParams& p) {
+  const int row = std::max(p.n, kTileColumns);
+  host::TensorMap3d spec{.data = p.out, .dtype = p.dtype};
+  spec.extent[0] = row;
+  spec.extent[1] = std::int64_t{p.p} * p.n / row;
+  spec.extent[2] = p.num_candidates;
+  spec.stride[0] = row;
+  spec.stride[1] = std::int64_t{p.p} * p.n;
+  spec.box[0] = kTileColumns;
+  spec.box[1] = box_columns_of(p.n);
   spec.box[2] = 1;
   return host::make_tensor_map(spec, kWhat);
 }
@@ -64,9 +81,11 @@ void launch_typed(const Sm90Launch& launch) {
                          .stride_batch = p.stride_b_b,
                          .stride_sum = p.stride_b_r,
                          .stride_out = p.stride_b_n,
-                         .box_out = std::min(p.n, kTileColumns)},
+                         .box_out = box_columns_of(p.n),
+                         .row_out = box_columns_of(p.n)},
                         p);
   }
+  if (config.store == BmmStore::kTma) params.out = make_out_map(p);
   params.args = {.num_tiles = reinterpret_cast<const std::int32_t*>(at(layout.num_tiles)),
                  .tiles = reinterpret_cast<const Tile*>(at(layout.tiles)),
                  .grouped_cands = reinterpret_cast<const std::int32_t*>(at(layout.grouped_cands)),
@@ -83,7 +102,10 @@ void launch_typed(const Sm90Launch& launch) {
                  .last_steps = (p.r - (num_blocks - 1) * kBlockR + 15) / 16,
                  .user_slots = config.user_slots,
                  .stages = config.stages,
-                 .feed = config.feed};
+                 .feed = config.feed,
+                 .store = config.store,
+                 .box_columns = box_columns_of(p.n),
+                 .row_columns = config.feed == BmmFeed::kTma ? box_columns_of(p.n) : kTileColumns};
   host::launch(kWhat, bmm_sm90_kernel<Traits>,
                {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
                 .threads = Traits::kNumThreads,

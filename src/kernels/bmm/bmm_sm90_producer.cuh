@@ -49,9 +49,10 @@ struct Sm90Producer : Sm90Cta<Traits> {
   // By one warp: a lane loads the columns of one candidate.
   __device__ __forceinline__ void produce_boxes(int lane) const {
     const Sm90Args& args = params.args;
-    const int box_columns = min(args.n, kTileColumns);
+    const int box_columns = args.box_columns;
+    const int box_bytes = box_columns * kBlockR * 2;
     const auto has_box = [&](const TileAt& at) { return lane * box_columns < at.tile.num_columns; };
-    RingPosition rings[kConsumers];
+    RingPosition ring;
     RingPosition user_ring;
     TileCursor cursor(args);
     TileAt at;
@@ -65,31 +66,24 @@ struct Sm90Producer : Sm90Cta<Traits> {
       if (has_next && has_box(next)) next_column = column_at(next.tile, lane * box_columns);
       if (lane == 0 && at.is_new_user) load_user(at, user_ring);
       __syncwarp();
-      const int box_bytes = box_columns * kBlockR * 2;
-#pragma unroll
-      for (int c = 0; c < kConsumers; ++c) {
-        if (c == at.consumer) {
-          load_boxes(at, c, rings[c], column, lane, has_box(at), box_bytes);
-        }
-      }
+      load_boxes(ring, column, lane, has_box(at), box_bytes);
       at = next;
       column = next_column;
       has_tile = has_next;
     }
   }
 
-  __device__ __forceinline__ void load_boxes(const TileAt& at, int consumer, RingPosition& ring,
-                                             const Column& column, int lane, bool has_box,
-                                             int box_bytes) const {
+  __device__ __forceinline__ void load_boxes(RingPosition& ring, const Column& column, int lane,
+                                             bool has_box, int box_bytes) const {
     const int boxes = __popc(__ballot_sync(~0u, has_box));
 #pragma unroll 1
     for (int block = 0; block < params.args.num_blocks; ++block) {
-      const std::uint32_t barrier = full(consumer, ring.slot);
-      device::mbarrier_wait(empty(consumer, ring.slot), ring.phase ^ 1);
+      const std::uint32_t barrier = full(ring.slot);
+      device::mbarrier_wait(empty(ring.slot), ring.phase ^ 1);
       if (lane == 0) device::mbarrier_arrive_expect_bytes(barrier, boxes * box_bytes);
       __syncwarp();
       if (has_box) {
-        const std::uint32_t s_box = stage(consumer, ring.slot) + lane * box_bytes;
+        const std::uint32_t s_box = stage(ring.slot) + lane * box_bytes;
         if constexpr (Traits::kInnerB == BmmInner::kSum) {
           device::tma_load_3d(s_box, &params.b, barrier, block * kBlockR, column.n, column.cand);
         } else {
@@ -154,7 +148,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
 
   // By all threads of the producer.
   __device__ __forceinline__ void produce_copies(int thread) const {
-    RingPosition rings[kConsumers];
+    RingPosition ring;
     RingPosition user_ring;
     TileCursor cursor(params.args);
     TileAt at;
@@ -168,16 +162,12 @@ struct Sm90Producer : Sm90Cta<Traits> {
       if (has_next) next_sources = find_sources(next, thread);
       if (thread == 0 && at.is_new_user) load_user(at, user_ring);
       __syncwarp();
-#pragma unroll
-      for (int c = 0; c < kConsumers; ++c) {
-        if (c != at.consumer) continue;
 #pragma unroll 1
-        for (int block = 0; block < params.args.num_blocks; ++block) {
-          device::mbarrier_wait(empty(c, rings[c].slot), rings[c].phase ^ 1);
-          copy_block(sources, stage(c, rings[c].slot), block * kBlockR, thread);
-          device::copy_async_arrive(full(c, rings[c].slot));
-          rings[c].advance(params.args.stages);
-        }
+      for (int block = 0; block < params.args.num_blocks; ++block) {
+        device::mbarrier_wait(empty(ring.slot), ring.phase ^ 1);
+        copy_block(sources, stage(ring.slot), block * kBlockR, thread);
+        device::copy_async_arrive(full(ring.slot));
+        ring.advance(params.args.stages);
       }
       at = next;
       sources = next_sources;

@@ -29,11 +29,15 @@ struct Sm90Args {
   int user_slots;
   int stages;
   BmmFeed feed;
+  BmmStore store;
+  int box_columns;  // of b_cand and out; kTma alone
+  int row_columns;  // side by side in a row of a stage, where N is contiguous
 };
 
 struct Sm90Params {
-  CUtensorMap a;  // (r, p, user) or (p, r, user)
-  CUtensorMap b;  // (r, n, candidate) or (n, r, candidate); kTma alone
+  CUtensorMap a;    // (r, p, user) or (p, r, user)
+  CUtensorMap b;    // (r, n, candidate) or (n, r, candidate); BmmFeed::kTma alone
+  CUtensorMap out;  // (64 or N elements, row of so many, candidate); BmmStore::kTma alone
   Sm90Args args;
 };
 

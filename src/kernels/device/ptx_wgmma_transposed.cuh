@@ -1,13 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warpgroup matrix instructions with B MN-major, both operands in shared memory:
 // D[64, kN] (fp32, registers) += A[64, 16] B[16, kN]. Descriptor of B:
-// wgmma_descriptor_mn_major_wide (ptx_wgmma_registers.cuh).
+// wgmma_descriptor_mn_major_wide (ptx_wgmma_registers.cuh). And the descriptor of an operand whose
+// rows are narrow.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions
 #pragma once
 
 #include "kernels/device/ptx_wgmma.cuh"
 
 namespace ikbo::device {
+
+// MN-major in chunks of `row` = 64, 32 or 16 n, `chunk_bytes` apart: rows of 2 row bytes of one k,
+// swizzled over as many bytes; the next 16 k lie 32 row bytes further (descriptor + 2 row).
+__device__ __forceinline__ std::uint64_t wgmma_descriptor_mn_major_chunks(std::uint32_t s_tile,
+                                                                          int row,
+                                                                          int chunk_bytes) {
+  const std::uint64_t swizzle = row == 64 ? 1 : row == 32 ? 2 : 3;
+  return swizzle << 62 | static_cast<std::uint64_t>(row) << 32 |
+         static_cast<std::uint64_t>(chunk_bytes >> 4) << 16 | ((s_tile & 0x3FFFF) >> 4);
+}
 
 #define IKBO_WGMMA_T(n, chunks, type, a_index, b_index, p_index, t_index)          \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #p_index                       \

@@ -299,7 +299,18 @@ def _() -> Any:
 
 
 for _op in _POINTWISE:
-    CALLS[_op] = [lambda: ((t(),), {})]
+    _second = [a.type for a in _op._schema.arguments[1:2] if not a.kwarg_only]
+    _mode = {"rounding_mode": "floor"} if "mode" in _op._overloadname else {}
+    if not _second:
+        CALLS[_op] = [lambda: ((t(),), {})]
+    elif str(_second[0]) == "Tensor":
+        CALLS[_op] = [lambda mode=_mode: ((t(), t(N, N)), mode)]
+    else:
+        CALLS[_op] = [lambda: ((t(), 2), {})]
+for _op in (aten.__and__.Tensor, aten.__or__.Tensor):
+    CALLS[_op] = [lambda: ((t() > 0, t(N, N) > 0), {}), lambda: ((ints(), ints(N)), {})]
+for _op in (aten.__and__.Scalar, aten.__or__.Scalar):
+    CALLS[_op] = [lambda: ((ints(), 1), {})]
 CALLS[aten.floor_divide.default] = [lambda: ((t(), t(N, N)), {})]
 CALLS[aten.type_as.default] = [lambda: ((t(), t()), {})]
 CALLS[aten.rsub.Tensor] = [lambda: ((t(), t(N)), {})]

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 _POINTWISE = {
+    aten.__and__.Scalar,
+    aten.__and__.Tensor,
+    aten.__or__.Scalar,
+    aten.__or__.Tensor,
     aten._to_copy.default,
     aten.floor_divide.default,
     aten.floor_divide.Scalar,
@@ -38,6 +42,17 @@ _POINTWISE = {
     aten.where.ScalarSelf,
     aten.alias.default,
     aten.detach.default,
+}
+# Second names of operators that have the tag under their first.
+_ALIASES = (
+    "absolute", "divide", "greater", "greater_equal", "less", "less_equal", "multiply", "negative",
+    "not_equal", "special_expit", "subtract", "true_divide",
+)  # fmt: skip
+_POINTWISE |= {
+    getattr(getattr(aten, name), overload)
+    for name in _ALIASES
+    for overload in getattr(aten, name).overloads()
+    if overload in ("default", "Tensor", "Scalar", "Tensor_mode")
 }
 
 

@@ -509,3 +509,30 @@ class Pointwise(nn.Module):
 def causal_pointwise_attention() -> Mixed:
     at_users = ("aten.linear.default", "aten.silu.default", "aten.einsum.default")
     return Mixed(Pointwise(), (ids(L), ids(2)), ("user",), at_users)
+
+
+class PaddedCausal(nn.Module):
+    """Causal encoders that leave padding out, one by PyTorch, one by a mask of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(IDS, D)
+        layer = nn.TransformerEncoderLayer(D, 2, 8, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.register_buffer("lower", torch.ones(L + 1, L + 1, dtype=torch.bool).tril())
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        ids = torch.cat([user, item], dim=1)
+        x = self.table(ids)
+        x = self.layers(x, mask=~self.lower, src_key_padding_mask=ids == 0)
+        both = (ids > 0)[:, None, None, :] & self.lower
+        q = x.view(-1, L + 1, 2, D // 2).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(q, q.tanh(), q, attn_mask=both)
+        return out[:, :, -1].flatten(1)
+
+
+@mixed
+def causal_attention_with_padding() -> Mixed:
+    at_users = ("aten.linear.default", "aten.scaled_dot_product_attention.default")
+    user = torch.cat([torch.randint(1, IDS, (ROWS, 1)), ids(L - 1)], 1)
+    return Mixed(PaddedCausal(), (user, ids(1)), ("user",), at_users)

@@ -471,3 +471,61 @@ def _(d: Draw) -> Any:  # queries of both; a history that is not seen whole; few
             ([d.cand(2, 1, 4), *few, None, 0.0, False], {"enable_gqa": True}),
         ]
     )
+
+
+def _keys(d: Draw, dtype: torch.dtype) -> Any:
+    """A mask of three user keys and two of the candidate, in their order, out of inputs."""
+    parts = []
+    for kind, width in ((User, 3), (Cand, 2)):
+        rows = d.num_users if kind is User else d.num_candidates
+        mask = d.bools(rows, 1, 1, width)
+        mask[..., 0] = True
+        zeros = torch.zeros(mask.shape, dtype=torch.float64)
+        is_bool = dtype == torch.bool
+        parts.append(kind(mask if is_bool else zeros.masked_fill(~mask, -INF), Rows()))
+    return Concat(3, tuple(parts), Rows())
+
+
+@takes("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # padding and a constant mask
+    kind = d.choose.choice(["lower", "isolating", "additive"])
+    const = _causal(kind, d.choose.choice([2, 3, 4]))
+    target = aten.add.Tensor if kind == "additive" else aten.bitwise_and.Tensor
+    mask = d.walk().apply(target, _keys(d, const.tensor.dtype), const)
+    return *[_tokens(d, 2, 4) for _ in range(3)], mask
+
+
+@leaves("masked.masked_sdpa", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # padding alone; padding and a mask that lets everything be seen
+    mask = _keys(d, torch.bool)
+    seen = Const(torch.ones(5, 5, dtype=torch.bool))
+    mask = d.choose.choice([mask, d.walk().apply(aten.bitwise_and.Tensor, mask, seen)])
+    return *[_tokens(d, 2, 4) for _ in range(3)], mask
+
+
+@takes("masked.joint_mask", aten.bitwise_and.Tensor)
+def _(d: Draw) -> Any:
+    keys, const = d.mask(1, 1, 5), _causal("lower", d.choose.choice([2, 4]))
+    return d.choose.choice([(keys, const), (const, keys)])
+
+
+@takes("masked.joint_mask", aten.logical_and.default)
+def _(d: Draw) -> Any:
+    return Cand(d.bools(d.num_candidates, 5, 5), Rows()), _causal("isolating", 2)
+
+
+@takes("masked.joint_mask", aten.add.Tensor)
+def _(d: Draw) -> Any:
+    return _causal("additive", 3), d.choose.choice([d.user(1, 5), d.cand(5, 5), d.user(2, 5, 1)])
+
+
+@leaves("masked.joint_mask", aten.add.Tensor)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [
+            (_causal("additive", 2), _causal("additive", 2)),
+            (_causal("additive", 2), d.concat(2, [1], [3, 2])),
+            (d.const(5, 5), d.user(1, 5)),
+            (Const(torch.tensor([0.0, -INF]).double()), d.user(5, 2)),
+        ]
+    )

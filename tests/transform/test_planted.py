@@ -241,6 +241,11 @@ def rolled(form: Const) -> Const:
     return replace(form, tensor=form.tensor.roll(1))
 
 
+def unseen(form: Any) -> Any:
+    """Nobody is said to see a candidate's key."""
+    return replace(form, dead=torch.ones_like(form.dead)) if isinstance(form, Cand) else form
+
+
 def inverted_keep(form: User) -> User:
     return replace(form, keep=replace(form.keep, tensor=~form.keep.tensor))
 
@@ -276,6 +281,7 @@ PLANTED = [
     Planted("attention.sdpa", "attention", before(lambda q, k, v, *_: (q, k, v))),
     Planted("attention.additive_mask", "attention", after(inverted_keep)),
     Planted("attention.additive_where", "one_head", after(inverted_keep)),
+    Planted("masked.joint_mask", "causal_attention_with_padding", after(unseen)),
     Planted("masked.masked_sdpa", "causal_mask", after(other_users)),
     Planted("masked.joint_sdpa", "causal_mask", before(lambda q, k, v, *m: (q, v, k, *m))),
     Planted(

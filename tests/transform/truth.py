@@ -83,7 +83,8 @@ def _marked(form: Any) -> Any:
     if isinstance(form, Const | User):
         return type(form)(torch.ones_like(form.tensor, dtype=torch.bool), form.rows)
     if isinstance(form, Cand):
-        return Cand(torch.zeros_like(form.tensor, dtype=torch.bool), form.rows)
+        marks = torch.zeros_like(form.tensor, dtype=torch.bool)
+        return Cand(marks if form.dead is None else marks | form.dead, form.rows)
     if isinstance(form, Concat):
         return replace(form, parts=tuple(_marked(part) for part in form.parts))
     if isinstance(form, Merged):

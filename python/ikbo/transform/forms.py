@@ -55,6 +55,8 @@ class _Batched:
     dims: tuple[int, ...] | None = None
     # A boolean form, if this float is 0 where that is true and -inf elsewhere.
     keep: Form | None = None
+    # Of a mask, bool [rows, keys], its last two axes: where it masks whatever the inputs are.
+    dead: Tensor | None = None
 
 
 class User(_Batched):

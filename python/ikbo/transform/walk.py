@@ -220,9 +220,10 @@ class Walk:
             )
             return self.apply(target, *settled[0], **settled[1])
         pending = scores.followed(self, target, args, kwargs)
-        return self._default(target, args, kwargs) if pending is None else pending
+        return self.default(target, args, kwargs) if pending is None else pending
 
-    def _default(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def default(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The result where no rule applies."""
         values = [x for x in f.leaves((args, kwargs)) if isinstance(x, f.FORMS)]
         if rowwise.is_random(target, args, kwargs):
             raise TransformError(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ aten = torch.ops.aten
 
 _HEADS_LAST = (0, 2, 1, 3)
 
+Span = tuple[int, int]
+
 
 @rule(aten.scaled_dot_product_attention.default)
 def masked_sdpa(
@@ -36,11 +39,16 @@ def masked_sdpa(
     tokens = (q, k, v)
     if dropout_p or not all(isinstance(x, Concat) and x.axis == f.rank(x) - 2 for x in tokens):
         return None
-    if mask is not None and not (isinstance(mask, Const) and mask.rows is None):
-        return None
     assert isinstance(q, Concat) and isinstance(k, Concat) and isinstance(v, Concat)
     sizes = (f.width(q, q.axis), f.width(k, k.axis))
-    bias = walk.fold(lambda: _bias(mask, is_causal, sizes, f.sample(q)), "mask")
+    of_keys = mask if isinstance(mask, Concat) and _is_of_keys(mask, q) else None
+    if of_keys is not None:
+        fixed: Form | None = walk.fold(lambda: _visible(of_keys, sizes), "mask")
+    else:
+        fixed = mask
+    if fixed is not None and not (isinstance(fixed, Const) and fixed.rows is None):
+        return None
+    bias = walk.fold(lambda: _bias(fixed, is_causal, sizes, f.sample(q)), "mask")
     borders = joint_borders([k, v])
     spans = list(pairwise(borders))
     keys = list(zip(cut(walk, k, borders), cut(walk, v, borders), spans, strict=True))
@@ -55,7 +63,11 @@ def masked_sdpa(
     parts = []
     for part, span, some in rows:
         k_seen, v_seen = (_joined_keys(walk, [key[i] for key in some], k.axis) for i in (0, 1))
-        piece = _piece(walk, bias, span, [key[2] for key in some])
+        ranges = [key[2] for key in some]
+        if of_keys is None:
+            piece: Form | None = _piece(walk, bias, span, ranges)
+        else:
+            piece = _piece_of_keys(walk, of_keys, span, ranges)
         parts.append(
             walk.apply(
                 aten.scaled_dot_product_attention.default, part, k_seen, v_seen, piece, **options
@@ -117,6 +129,59 @@ def _two_sides(x: Form) -> tuple[User, Cand] | None:
     return (user, cand) if isinstance(user, User) and isinstance(cand, Cand) else None
 
 
+@rule(aten.add.Tensor, aten.bitwise_and.Tensor, aten.logical_and.default, aten.__and__.Tensor)
+def joint_mask(walk: Walk, x: Form, y: Form, **options: Any) -> User | Cand | None:
+    """A17: a mask of keys out of inputs, with a constant one, remembers where that one masks.
+
+    before: mask_of_keys [B, 1, S] & causal [S, S]    after: the same value, with `dead = ~causal`
+    """
+    const, other = (x, y) if isinstance(x, Const) else (y, x)
+    if options or not isinstance(const, Const) or const.rows is not None or const.tensor.ndim < 2:
+        return None
+    kind = f.dtype(other)
+    if not isinstance(other, User | Cand) or other.rows is None or kind != const.tensor.dtype:
+        return None
+    if not (kind.is_floating_point or kind == torch.bool):
+        return None
+    dead = walk.constants.fold(lambda: _dead(const.tensor))
+    if dead is None:
+        return None
+    target = aten.add.Tensor if kind.is_floating_point else aten.logical_and.default
+    out = walk.default(target, (x, y), {})
+    same = isinstance(out, User | Cand) and out.tensor.shape[-2:] == dead.shape
+    return replace(out, dead=dead) if same else None
+
+
+def _dead(mask: Tensor) -> Tensor | None:
+    """Where a mask masks in all of its leading axes; None if nowhere."""
+    dead = ~mask if mask.dtype == torch.bool else mask == -math.inf
+    everywhere = dead.reshape(-1, *mask.shape[-2:]).all(0)
+    return everywhere if everywhere.any() else None
+
+
+def _is_of_keys(mask: Concat, q: Concat) -> bool:
+    """Whether a mask has the keys of both sides side by side."""
+    return mask.rows == q.rows and f.rank(mask) == f.rank(q) == mask.axis + 1
+
+
+def _visible(mask: Concat, sizes: tuple[int, int]) -> Tensor:
+    """Bool [rows, keys]: false where the mask masks whatever the inputs are."""
+    known = []
+    for part in mask.parts:
+        dead = getattr(part, "dead", None)
+        shape = (sizes[0], f.width(part, mask.axis))
+        known.append(torch.ones(shape, dtype=torch.bool) if dead is None else ~dead.cpu())
+    return torch.cat(known, -1).to(f.sample(mask).device)
+
+
+def _piece_of_keys(walk: Walk, mask: Concat, rows: Span, spans: list[Span]) -> Form:
+    """The mask of some rows and key ranges."""
+    slice_ = aten.slice.Tensor
+    some = mask if f.shape(mask)[-2] == 1 else walk.apply(slice_, mask, mask.axis - 1, *rows)
+    pieces = [walk.apply(slice_, some, mask.axis, *span) for span in spans]
+    return _joined_keys(walk, pieces, mask.axis)
+
+
 def _bias(mask: Const | None, is_causal: bool, sizes: tuple[int, int], like: Tensor) -> Tensor:
     """What is added to the scores, `[..., rows, keys]`; -inf where a key is not seen."""
     bias = torch.zeros(sizes, dtype=like.dtype, device=like.device)
@@ -129,7 +194,7 @@ def _bias(mask: Const | None, is_causal: bool, sizes: tuple[int, int], like: Ten
     return bias + mask.tensor
 
 
-def _seen(bias: Tensor, row_ends: list[int], spans: list[tuple[int, int]]) -> list[list[bool]]:
+def _seen(bias: Tensor, row_ends: list[int], spans: list[Span]) -> list[list[bool]]:
     """Per range of rows and range of keys, whether any of the rows sees any of the keys."""
     visible = bias != -math.inf
     return [
@@ -146,9 +211,7 @@ def _joined_keys(walk: Walk, pieces: list[Any], axis: int) -> Form:
     return pieces[0] if len(pieces) == 1 else walk.apply(aten.cat.default, pieces, axis)
 
 
-def _piece(
-    walk: Walk, bias: Const, rows: tuple[int, int], spans: list[tuple[int, int]]
-) -> Const | None:
+def _piece(walk: Walk, bias: Const, rows: Span, spans: list[Span]) -> Const | None:
     """The mask of some rows and key ranges; None where it changes nothing."""
 
     def compute() -> Tensor:

@@ -86,10 +86,12 @@ def reshaped(
     origin = x.base if x.base is not None and x.dims is None else x
     if _same_shape(f.shape(origin), dims):
         return origin
+    old = f.shape(x)
+    dead = x.dead if _same_shape(old[-2:], dims[-2:]) else None
     if direct is not None and origin is x:
-        return type(x)(direct(x.tensor), rows, base=x, keep=keep)
+        return type(x)(direct(x.tensor), rows, base=x, keep=keep, dead=dead)
     tensor = origin.tensor.reshape([f.at(d, n) for d in dims])  # type: ignore[union-attr]
-    return type(x)(tensor, rows, base=origin, keep=keep)
+    return type(x)(tensor, rows, base=origin, keep=keep, dead=dead)
 
 
 def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:

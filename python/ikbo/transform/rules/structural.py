@@ -164,7 +164,9 @@ def expand(walk: Walk, x: Form, sizes: Sequence[Any], **_: Any) -> Form | None:
         return walk.fold(lambda: x.tensor.expand([f.at(d, 1) for d in dims]), x.name, rows)
     n = walk.num_users if isinstance(x, User) else walk.num_candidates
     keep = None if x.keep is None else walk.apply(aten.expand.default, x.keep, sizes)
-    return type(x)(x.tensor.expand([f.at(d, n) for d in dims]), rows, keep=keep)
+    out = x.tensor.expand([f.at(d, n) for d in dims])
+    dead = x.dead if out.shape[-2:] == x.tensor.shape[-2:] else None
+    return type(x)(out, rows, keep=keep, dead=dead)
 
 
 @rule(aten.repeat.default)

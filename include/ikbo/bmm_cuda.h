@@ -80,11 +80,15 @@ struct BmmCudaConfig {
   BmmInner b_inner = BmmInner::kOut;
   BmmFeed feed = BmmFeed::kTma;
   BmmStore store = BmmStore::kTma;
+  // The user's matrix is read anew for each pair of tiles, since it does not fit or fills so much
+  // of shared memory that tiles would be narrow; slots are blocks of 64 steps of R.
+  bool streams_user = false;
   int user_slots = 0;  // matrices of a user in shared memory at a time
   int stages = 0;      // blocks of 64 columns x 64 steps of R in shared memory at a time
 };
 
-// "bmm_sm90<tile_p=128,a=r,b=n,feed=tma,store=tma,users=2,stages=6>"
+// "bmm_sm90<tile_p=128,a=r,b=n,feed=tma,store=tma,users=2,stages=6>"; "blocks=4" where the user's
+// matrix is streamed
 std::string to_string(const BmmCudaConfig& config);
 
 // Pure: reads sizes, strides, dtype and the alignment of the pointers.

@@ -276,6 +276,26 @@ std::vector<BmmCase> hopper_cases() {
   return all;
 }
 
+// Matrices that do not fit into shared memory are streamed, for pairs of tiles and for odd ones.
+std::vector<BmmCase> streamed_cases() {
+  std::vector<BmmCase> all;
+  for (const int r : {1032, 1536}) {
+    BmmCase c{.num_users = 5, .num_candidates = 130, .p = 264, .r = r, .n = 32};
+    c.values = Values::kTernary;
+    add_all_forms(all, c);
+    c.dtype = DType::kBFloat16;
+    c.n = 64;
+    add_all_forms(all, c);
+    c.num_users = 40;
+    c.p = 72;
+    add_all_forms(all, c);
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Streamed, BmmTest, testing::ValuesIn(streamed_cases()),
+                         [](const auto& info) { return info.param.id(); });
+
 // One column of a candidate, R contiguous; results that are not whole rows of a box.
 std::vector<BmmCase> column_cases() {
   std::vector<BmmCase> all;
@@ -443,6 +463,7 @@ std::vector<BmmCase> small_cases() {
   add_all_forms(all, {.num_users = 3, .num_candidates = 7, .p = 40, .r = 40, .n = 64});
   add_all_forms(all, {.num_users = 3, .num_candidates = 9, .p = 80, .r = 72, .n = 32});
   add_all_forms(all, {.num_users = 3, .num_candidates = 70, .p = 80, .r = 72, .n = 1});
+  add_all_forms(all, {.num_users = 2, .num_candidates = 5, .p = 72, .r = 1032, .n = 64});
   add_all_forms(
       all,
       {.num_users = 3, .num_candidates = 9, .p = 40, .r = 23, .n = 5, .kernel = BmmKernel::kMma});

@@ -72,6 +72,19 @@ TEST(BmmCudaConfig, LargeMatricesOfManyTilesFillSharedMemoryAlone) {
   EXPECT_EQ(choice(512, 4096), std::pair(64, 2));
 }
 
+TEST(BmmCudaConfig, MatricesThatDoNotFitAreStreamed) {
+  EXPECT_EQ(chosen_for({.r = 1024}),
+            "bmm_sm90<tile_p=256,a=r,b=n,feed=tma,store=tma,blocks=4,stages=6>");
+  EXPECT_EQ(chosen_for({.p = 512, .r = 4096, .n = 64, .transpose_a = true, .transpose_b = true}),
+            "bmm_sm90<tile_p=256,a=p,b=r,feed=tma,store=tma,blocks=4,stages=6>");
+  EXPECT_EQ(chosen_for({.p = 64, .r = 2048}),
+            "bmm_sm90<tile_p=64,a=r,b=n,feed=tma,store=tma,blocks=8,stages=14>");
+  // Not by copies of 16 bytes.
+  EXPECT_EQ(chosen_for({.r = 1024, .n = 24}),
+            "bmm_sm90<tile_p=64,a=r,b=n,feed=async,store=vectors,users=1,stages=6>");
+  EXPECT_EQ(chosen_for({.r = 1032, .n = 24}), "bmm_mma");
+}
+
 TEST(BmmCudaConfig, TilesHaveNoMoreRowsThanPNeeds) {
   const auto tile_of = [](int p) {
     return select_bmm_cuda_config(make_params({.p = p}), kHopper).tile_p;
@@ -153,7 +166,6 @@ TEST(BmmCudaConfig, EverythingElseIsGenericOrComposed) {
   EXPECT_EQ(with([](auto& p) { p.num_candidates = 1 << 27; }), "composite");
   EXPECT_EQ(with([](auto& p) { p.n = 31; }), "bmm_mma");
   EXPECT_EQ(with([](auto& p) { p.r = 0; }), "bmm_mma");
-  EXPECT_EQ(with([](auto& p) { p.r = 1032; }), "bmm_mma");
   EXPECT_EQ(with([](auto& p) { p.a_user = memory + 2; }), "bmm_mma");
   EXPECT_EQ(with([](auto& p) { p.out = memory + 2; }), "bmm_mma");
   EXPECT_EQ(with([](auto& p) { p.stride_a_p = 132; }), "bmm_mma");
@@ -164,7 +176,7 @@ TEST(BmmCudaConfig, EverythingElseIsGenericOrComposed) {
 
 TEST(BmmCudaConfig, NoChoiceNeedsMoreSharedMemoryThanThereIs) {
   for (const int p : {1, 64, 100, 192, 300, 5000}) {
-    for (const int r : {8, 64, 136, 320, 512, 768, 1024}) {
+    for (const int r : {8, 64, 136, 320, 512, 768, 1024, 5000}) {
       for (const int num_users : {1, 5000}) {
         const BmmCudaConfig config =
             select_bmm_cuda_config(make_params({.p = p, .r = r, .num_users = num_users}), kHopper);
@@ -172,6 +184,7 @@ TEST(BmmCudaConfig, NoChoiceNeedsMoreSharedMemoryThanThereIs) {
         EXPECT_GE(config.user_slots, 1);
         EXPECT_LE(config.user_slots, bmm_impl::kMaxUserSlots);
         EXPECT_LE(config.stages, bmm_impl::kMaxStages);
+        EXPECT_TRUE(!config.streams_user || config.stages % bmm_impl::kConsumers == 0);
         EXPECT_LE(bmm_impl::shared_bytes(config, bmm_impl::blocks_of(r)),
                   bmm_impl::kMaxSharedBytes);
       }

@@ -25,7 +25,7 @@ def of_sizes(dtype: str, p: int, r: int, n: int, a: bool = False, b: bool = Fals
 OURS = [
     of_sizes(dtype, p, r, n, a, b)
     for dtype in ("fp16", "bf16")
-    for p, r, n in ((72, 64, 24), (256, 128, 64), (40, 200, 8))
+    for p, r, n in ((72, 64, 24), (256, 128, 64), (40, 200, 8), (200, 64, 1), (72, 1032, 64))
     for a, b in TRANSPOSES
 ]
 GENERIC = [

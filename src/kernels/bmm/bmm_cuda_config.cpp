@@ -58,23 +58,41 @@ BmmStore select_store(const BmmParams& p) {
   return has_whole_boxes(p.n, 8) && has_rows ? BmmStore::kTma : BmmStore::kVectors;
 }
 
+constexpr int kFewStages = 6;
+
+bool fits_shared(BmmCudaConfig config, int num_blocks, int slots, int stages) {
+  config.user_slots = slots;
+  config.stages = stages;
+  return shared_bytes(config, num_blocks) <= kMaxSharedBytes;
+}
+
 // How many matrices of a user and how many stages fit into shared memory beside each other; no
 // slot where not even one matrix does.
 void divide_shared_memory(BmmCudaConfig& config, int num_blocks, int wanted_slots) {
-  constexpr int kFewStages = 6;
-  const auto fits = [&](int slots, int stages) {
-    BmmCudaConfig tried = config;
-    tried.user_slots = slots;
-    tried.stages = stages;
-    return shared_bytes(tried, num_blocks) <= kMaxSharedBytes;
-  };
   config.user_slots = 0;
-  while (config.user_slots < wanted_slots && fits(config.user_slots + 1, kFewStages)) {
+  while (config.user_slots < wanted_slots &&
+         fits_shared(config, num_blocks, config.user_slots + 1, kFewStages)) {
     ++config.user_slots;
   }
   config.stages = kFewStages;
-  while (config.stages < kMaxStages && fits(config.user_slots, config.stages + 1)) {
+  while (config.stages < kMaxStages &&
+         fits_shared(config, num_blocks, config.user_slots, config.stages + 1)) {
     ++config.stages;
+  }
+}
+
+// Likewise blocks of the matrix; each goes with a stage of either consumer.
+void divide_for_streaming(BmmCudaConfig& config, int num_blocks) {
+  config.streams_user = true;
+  config.user_slots = kFewStages / kConsumers;
+  config.stages = kFewStages;
+  while (config.user_slots < kMaxUserSlots &&
+         fits_shared(config, num_blocks, config.user_slots + 1, config.stages)) {
+    ++config.user_slots;
+    const int stages = kConsumers * config.user_slots;
+    if (stages <= kMaxStages && fits_shared(config, num_blocks, config.user_slots, stages)) {
+      config.stages = stages;
+    }
   }
 }
 
@@ -85,25 +103,30 @@ double estimate_clocks(const BmmCudaConfig& config, const BmmParams& p, int num_
   constexpr double kMemoryBytes = 20;
   constexpr double kL2Bytes = 28;
   const std::int64_t num_tiles_p = ceil_div(p.p, config.tile_p);
+  const std::int64_t matrix_bytes = user_bytes(config.tile_p, blocks_of(p.r));
+  const bool has_pairs = column_tiles >= 2 * std::int64_t{p.num_users};
+  const double of_matrix =  // read for each tile
+      config.streams_user ? static_cast<double>(matrix_bytes) / (has_pairs ? kConsumers : 1) : 0;
   const double loaded = 2.0 * kTileColumns * p.r;
   const double stored = 2.0 * kTileColumns * config.tile_p;
   // A step of 16 multiplies 2 columns of P a clock, or reads 128 bytes a clock: 32 of each row.
   const double of_step =
       std::max(config.tile_p / 2.0, 2 * kTileColumns * 32.0 / 128 + config.tile_p * 32.0 / 128);
-  const double of_tile =
-      std::max({of_step * static_cast<double>(ceil_div(p.r, 16)), (loaded + stored) / kL2Bytes,
-                (loaded / static_cast<double>(num_tiles_p) + stored) / kMemoryBytes});
+  const double of_tile = std::max(
+      {of_step * static_cast<double>(ceil_div(p.r, 16)), (loaded + of_matrix + stored) / kL2Bytes,
+       (loaded / static_cast<double>(num_tiles_p) + stored) / kMemoryBytes});
   const std::int64_t tiles = ceil_div(column_tiles * num_tiles_p, num_sms);
+  if (config.streams_user) return of_tile * static_cast<double>(tiles);
   // The first matrix is waited for; so is each of the next where none is loaded ahead.
   const std::int64_t matrices =
       config.user_slots > 1 ? 1 : std::min(tiles, ceil_div(p.num_users * num_tiles_p, num_sms) + 1);
   return of_tile * static_cast<double>(tiles) +
-         static_cast<double>(matrices * user_bytes(config.tile_p, blocks_of(p.r))) / kL2Bytes;
+         static_cast<double>(matrices * matrix_bytes) / kL2Bytes;
 }
 
-// The widest tile of P with which every multiprocessor has a tile, unless a narrower one, of which
-// two matrices of a user fit, is faster by more than the estimate is worth: a wider one reads
-// b_cand less often.
+// The widest tile of P with which every multiprocessor has a tile, unless a narrower one, or one
+// for which the user's matrix is streamed, is faster by more than the estimate is worth: a wider
+// one reads b_cand less often.
 BmmCudaConfig select_tile(const BmmCudaConfig& base, const BmmParams& p, int num_sms) {
   constexpr double kClearlyFaster = 0.95;
   const int num_blocks = blocks_of(p.r);
@@ -112,19 +135,25 @@ BmmCudaConfig select_tile(const BmmCudaConfig& base, const BmmParams& p, int num
   const int wanted_slots = p.num_users == 1 ? 1 : 4;
   BmmCudaConfig best = base;
   double best_clocks = std::numeric_limits<double>::infinity();
+  const auto consider = [&](const BmmCudaConfig& tried) {
+    const double clocks = estimate_clocks(tried, p, num_sms, column_tiles);
+    if (best.user_slots > 0 && clocks > kClearlyFaster * best_clocks) return;
+    best = tried;
+    best_clocks = clocks;
+  };
   for (const int tile_p : {256, 192, 128, 64}) {
-    BmmCudaConfig tried = base;
-    tried.tile_p = tile_p;
-    divide_shared_memory(tried, num_blocks, wanted_slots);
     const bool is_narrowest = tile_p == 64;
     const bool is_too_wide = !is_narrowest && ceil_div(p.p, tile_p - 64) == ceil_div(p.p, tile_p);
     const bool fills_device = column_tiles * ceil_div(p.p, tile_p) >= num_sms;
-    const bool has_best = best.user_slots > 0;
-    if (tried.user_slots == 0 || is_too_wide || (!fills_device && !is_narrowest)) continue;
-    const double clocks = estimate_clocks(tried, p, num_sms, column_tiles);
-    if (has_best && clocks > kClearlyFaster * best_clocks) continue;
-    best = tried;
-    best_clocks = clocks;
+    if (is_too_wide || (!fills_device && !is_narrowest)) continue;
+    BmmCudaConfig tried = base;
+    tried.tile_p = tile_p;
+    divide_shared_memory(tried, num_blocks, wanted_slots);
+    if (tried.user_slots > 0) consider(tried);
+    if (tried.user_slots < 2 && base.feed == BmmFeed::kTma) {
+      divide_for_streaming(tried, num_blocks);
+      consider(tried);
+    }
   }
   return best;
 }
@@ -181,8 +210,8 @@ std::string to_string(const BmmCudaConfig& config) {
        << ",a=" << (config.a_inner == BmmInner::kSum ? "r" : "p")
        << ",b=" << (config.b_inner == BmmInner::kSum ? "r" : "n")
        << ",feed=" << (config.feed == BmmFeed::kTma ? "tma" : "async")
-       << ",store=" << name_of(config.store) << ",users=" << config.user_slots
-       << ",stages=" << config.stages << ">";
+       << ",store=" << name_of(config.store) << (config.streams_user ? ",blocks=" : ",users=")
+       << config.user_slots << ",stages=" << config.stages << ">";
   return text.str();
 }
 

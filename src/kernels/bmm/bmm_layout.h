@@ -66,9 +66,12 @@ inline constexpr int blocks_of(int r) { return (r + kBlockR - 1) / kBlockR; }
 inline constexpr int user_bytes(int tile_p, int num_blocks) {
   return tile_p * kBlockR * 2 * num_blocks;
 }
+inline int blocks_of_slot(const BmmCudaConfig& config, int num_blocks) {
+  return config.streams_user ? 1 : num_blocks;
+}
 inline int shared_bytes(const BmmCudaConfig& config, int num_blocks) {
-  return config.user_slots * user_bytes(config.tile_p, num_blocks) + config.stages * kStageBytes +
-         kConsumers * kStagingBuffers * kStagingBytes + kBarrierBytes;
+  return config.user_slots * user_bytes(config.tile_p, blocks_of_slot(config, num_blocks)) +
+         config.stages * kStageBytes + kConsumers * kStagingBuffers * kStagingBytes + kBarrierBytes;
 }
 
 // Columns of a box of the copy engine, in b_cand and in out: of one candidate.

@@ -6,11 +6,14 @@
 // A tile is 64 columns of one user's candidates x kTileP rows of P, all of R. A CTA walks over
 // neighbouring tiles: the user's matrix stays in shared memory as long as the user does.
 //   producer   loads the matrix of the next user while the current one is used, and the columns of
-//              candidates, 64 steps of R at a time, into the ring of the consumer whose turn it
-//              is: by the copy engine where columns of a tile are whole boxes, else by 16-byte
-//              copies, so that candidates with few columns share a tile.
+//              candidates, 64 steps of R at a time, into a ring of stages: by the copy engine where
+//              columns of a tile are whole boxes, else by 16-byte copies, so that candidates with
+//              few columns share a tile.
 //   consumers  two warpgroups take tiles in turn: one stores while the other multiplies. A result
-//              is rounded, transposed through shared memory, and stored in rows of N.
+//              is rounded, transposed through shared memory, and stored by the copy engine or in
+//              16 bytes of a row.
+// Where a user's matrix is streamed instead, both consumers take a tile each at a time and share
+// its blocks of R, which are loaded anew for every such pair.
 // A column is computed by the same operations in the same order whatever else is in its tile.
 #pragma once
 
@@ -44,12 +47,20 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     if (cta.is_async()) {
       producer.produce_copies(thread);
     } else if (thread < 32) {
-      producer.produce_boxes(thread);
+      if (params.args.streams_user) {
+        producer.produce_pairs(thread);
+      } else {
+        producer.produce_boxes(thread);
+      }
     }
   } else {
     device::registers_increase<Traits::kConsumerRegisters>();
     const Sm90Consumer<Traits> consumer{cta};
-    consumer.consume(warpgroup, thread);
+    if (params.args.streams_user) {
+      consumer.consume_pairs(warpgroup, thread);
+    } else {
+      consumer.consume(warpgroup, thread);
+    }
   }
 }
 

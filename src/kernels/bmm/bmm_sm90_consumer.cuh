@@ -85,37 +85,59 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     }
   }
 
-  __device__ __forceinline__ void wait_full(const RingPosition& ring) const {
-    device::mbarrier_wait(full(ring.slot), ring.phase);
+  // A block of R in shared memory.
+  struct Block {
+    int stage;
+    int user_slot;  // where the user's matrix is streamed
+  };
+  __device__ __forceinline__ Block wait_block(int consumer, RingPosition& ring,
+                                              RingPosition& user_ring) const {
+    const Sm90Args& args = params.args;
+    Block block{.stage = ring.slot, .user_slot = user_ring.slot};
+    if (args.streams_user) {
+      block.stage += consumer * args.ring_stages;
+      device::mbarrier_wait(this->full_user(user_ring.slot), user_ring.phase);
+      user_ring.advance(args.user_slots);
+    }
+    device::mbarrier_wait(full(block.stage), ring.phase);
     // What threads copied is read by wgmma, which is asynchronous.
     if (this->is_async()) device::fence_smem_to_async();
+    ring.advance(args.ring_stages);
+    return block;
+  }
+  __device__ __forceinline__ void release_block(const Block& block, int thread) const {
+    release(empty(block.stage), thread);
+    if (params.args.streams_user) release(this->empty_user(block.user_slot), thread);
   }
 
-  // All blocks of R of a tile. Nothing is in flight afterwards.
+  // All blocks of R of a tile. Nothing is in flight afterwards. `s_user`: the matrix, where it is
+  // resident.
   __device__ __forceinline__ void run_tile(float (&acc)[kTileP / 2], RingPosition& ring,
-                                           int consumer, int thread, std::uint32_t s_user) const {
+                                           RingPosition& user_ring, int consumer, int thread,
+                                           std::uint32_t s_user) const {
+    const bool streams = params.args.streams_user;
     const int last = params.args.num_blocks - 1;
-    int previous = 0;
+    Block previous{};
 #pragma unroll 1
-    for (int block = 0; block < last; ++block) {
-      wait_full(ring);
-      multiply<kSteps>(acc, stage(ring.slot), s_user, block > 0);
-      if (block > 0) {
+    for (int i = 0; i < last; ++i) {
+      const Block block = wait_block(consumer, ring, user_ring);
+      multiply<kSteps>(acc, stage(block.stage),
+                       streams ? this->user_matrix(block.user_slot) : s_user, i > 0);
+      if (i > 0) {
         device::wgmma_wait<1>();
-        release(empty(previous), thread);
+        release_block(previous, thread);
       }
       s_user += Traits::kUserBlockBytes;
-      previous = ring.slot;
-      ring.advance(params.args.stages);
+      previous = block;
     }
-    wait_full(ring);
-    multiply_last(acc, stage(ring.slot), s_user, last > 0);
-    release(this->turn(consumer ^ 1), thread);
+    const Block block = wait_block(consumer, ring, user_ring);
+    multiply_last(acc, stage(block.stage), streams ? this->user_matrix(block.user_slot) : s_user,
+                  last > 0);
+    if (!streams) release(this->turn(consumer ^ 1), thread);
     device::wgmma_wait<0>();
     device::fence_registers(acc);
-    if (last > 0) release(empty(previous), thread);
-    release(empty(ring.slot), thread);
-    ring.advance(params.args.stages);
+    if (last > 0) release_block(previous, thread);
+    release_block(block, thread);
   }
 
   // The candidates whose results a thread stores; -1: none.
@@ -274,7 +296,7 @@ struct Sm90Consumer : Sm90Cta<Traits> {
       // its own filled does a phase tell this one whether its own are.
       device::mbarrier_wait(this->turn(consumer), turn_phase);
       turn_phase ^= 1;
-      run_tile(acc, ring, consumer, thread, this->user_matrix(user_slot));
+      run_tile(acc, ring, user_ring, consumer, thread, this->user_matrix(user_slot));
       if (cursor.ends_user()) {
         release(this->empty_user(user_slot), thread);
         user_slot = -1;
@@ -282,6 +304,36 @@ struct Sm90Consumer : Sm90Cta<Traits> {
       store_rows<0>(acc, target, at.tile_p * kTileP, consumer, thread, buffer);
     }
     // Shared memory outlives the copy engine's reads.
+    if (thread < 32) device::tma_store_wait_read();
+  }
+
+  // Where the user's matrix is streamed: both consumers work at the same block of it at a time,
+  // each on a tile of the user, the second one on none where their number is odd.
+  __device__ __forceinline__ void consume_pairs(int consumer, int thread) const {
+    const Sm90Args& args = params.args;
+    float acc[kTileP / 2];
+    RingPosition ring;
+    RingPosition user_ring;
+    int buffer = 0;
+    TileCursor cursor(args);
+    for (TileAt at; cursor.take(at);) {
+      const bool is_pair = !cursor.ends_user();
+      if (is_pair) {
+        TileAt second;
+        cursor.take(second);
+        if (consumer == 1) at = second;
+      } else if (consumer == 1) {
+        for (int block = 0; block < args.num_blocks; ++block) {
+          device::mbarrier_wait(this->full_user(user_ring.slot), user_ring.phase);
+          release(this->empty_user(user_ring.slot), thread);
+          user_ring.advance(args.user_slots);
+        }
+        continue;
+      }
+      const Target target = find_target(at, thread);
+      run_tile(acc, ring, user_ring, consumer, thread, 0);
+      store_rows<0>(acc, target, at.tile_p * kTileP, consumer, thread, buffer);
+    }
     if (thread < 32) device::tma_store_wait_read();
   }
 };

@@ -35,7 +35,7 @@ struct Sm90Cta {
 
   // Shared memory: user matrices, stages, each consumer's staging, barriers.
   __device__ __forceinline__ std::uint32_t user_matrix(int slot) const {
-    return s_base + slot * params.args.num_blocks * Traits::kUserBlockBytes;
+    return s_base + slot * params.args.slot_blocks * Traits::kUserBlockBytes;
   }
   __device__ __forceinline__ std::uint32_t stage(int slot) const {
     return user_matrix(params.args.user_slots) + slot * kStageBytes;

@@ -30,27 +30,30 @@ struct Sm90Producer : Sm90Cta<Traits> {
     const std::uint32_t barrier = this->full_user(ring.slot);
     device::mbarrier_wait(this->empty_user(ring.slot), ring.phase ^ 1);
     device::mbarrier_arrive_expect_bytes(barrier, params.args.num_blocks * Traits::kUserBlockBytes);
-    std::uint32_t s_block = this->user_matrix(ring.slot);
-    const int first_p = at.tile_p * Traits::kTileP;
+    const std::uint32_t s_matrix = this->user_matrix(ring.slot);
     for (int block = 0; block < params.args.num_blocks; ++block) {
-      if constexpr (Traits::kInnerA == BmmInner::kSum) {
-        device::tma_load_3d(s_block, &params.a, barrier, block * kBlockR, first_p, at.tile.user);
-      } else {
-        for (int chunk = 0; chunk < Traits::kTileP / 64; ++chunk) {
-          device::tma_load_3d(s_block + chunk * Traits::kChunkBytes, &params.a, barrier,
-                              first_p + chunk * 64, block * kBlockR, at.tile.user);
-        }
-      }
-      s_block += Traits::kUserBlockBytes;
+      load_user_block(at, block, s_matrix + block * Traits::kUserBlockBytes, barrier);
     }
     ring.advance(params.args.user_slots);
+  }
+  __device__ __forceinline__ void load_user_block(const TileAt& at, int block,
+                                                  std::uint32_t s_block,
+                                                  std::uint32_t barrier) const {
+    const int first_p = at.tile_p * Traits::kTileP;
+    if constexpr (Traits::kInnerA == BmmInner::kSum) {
+      device::tma_load_3d(s_block, &params.a, barrier, block * kBlockR, first_p, at.tile.user);
+    } else {
+      for (int chunk = 0; chunk < Traits::kTileP / 64; ++chunk) {
+        device::tma_load_3d(s_block + chunk * Traits::kChunkBytes, &params.a, barrier,
+                            first_p + chunk * 64, block * kBlockR, at.tile.user);
+      }
+    }
   }
 
   // By one warp: a lane loads the columns of one candidate.
   __device__ __forceinline__ void produce_boxes(int lane) const {
     const Sm90Args& args = params.args;
     const int box_columns = args.box_columns;
-    const int box_bytes = box_columns * kBlockR * 2;
     const auto has_box = [&](const TileAt& at) { return lane * box_columns < at.tile.num_columns; };
     RingPosition ring;
     RingPosition user_ring;
@@ -66,32 +69,69 @@ struct Sm90Producer : Sm90Cta<Traits> {
       if (has_next && has_box(next)) next_column = column_at(next.tile, lane * box_columns);
       if (lane == 0 && at.is_new_user) load_user(at, user_ring);
       __syncwarp();
-      load_boxes(ring, column, lane, has_box(at), box_bytes);
+#pragma unroll 1
+      for (int block = 0; block < args.num_blocks; ++block) {
+        load_boxes(ring.slot, ring.phase, block, column, lane, has_box(at));
+        ring.advance(args.stages);
+      }
       at = next;
       column = next_column;
       has_tile = has_next;
     }
   }
 
-  __device__ __forceinline__ void load_boxes(RingPosition& ring, const Column& column, int lane,
-                                             bool has_box, int box_bytes) const {
+  // A block of R of a tile, by one warp.
+  __device__ __forceinline__ void load_boxes(int slot, int phase, int block, const Column& column,
+                                             int lane, bool has_box) const {
     const int boxes = __popc(__ballot_sync(~0u, has_box));
-#pragma unroll 1
-    for (int block = 0; block < params.args.num_blocks; ++block) {
-      const std::uint32_t barrier = full(ring.slot);
-      device::mbarrier_wait(empty(ring.slot), ring.phase ^ 1);
-      if (lane == 0) device::mbarrier_arrive_expect_bytes(barrier, boxes * box_bytes);
-      __syncwarp();
-      if (has_box) {
-        const std::uint32_t s_box = stage(ring.slot) + lane * box_bytes;
-        if constexpr (Traits::kInnerB == BmmInner::kSum) {
-          device::tma_load_3d(s_box, &params.b, barrier, block * kBlockR, column.n, column.cand);
-        } else {
-          device::tma_load_3d(s_box, &params.b, barrier, column.n, block * kBlockR, column.cand);
-        }
+    const int box_bytes = params.args.box_columns * kBlockR * 2;
+    const std::uint32_t barrier = full(slot);
+    device::mbarrier_wait(empty(slot), phase ^ 1);
+    if (lane == 0) device::mbarrier_arrive_expect_bytes(barrier, boxes * box_bytes);
+    __syncwarp();
+    if (has_box) {
+      const std::uint32_t s_box = stage(slot) + lane * box_bytes;
+      if constexpr (Traits::kInnerB == BmmInner::kSum) {
+        device::tma_load_3d(s_box, &params.b, barrier, block * kBlockR, column.n, column.cand);
+      } else {
+        device::tma_load_3d(s_box, &params.b, barrier, column.n, block * kBlockR, column.cand);
       }
-      __syncwarp();
-      ring.advance(params.args.stages);
+    }
+    __syncwarp();
+  }
+
+  // By one warp, where the user's matrix is streamed: block after block of it, each with the same
+  // block of two tiles of the user, one for each consumer.
+  __device__ __forceinline__ void produce_pairs(int lane) const {
+    const Sm90Args& args = params.args;
+    const int first_column = lane * args.box_columns;
+    RingPosition ring;  // of the first consumer's stages
+    RingPosition second_ring;
+    RingPosition user_ring;
+    TileCursor cursor(args);
+    for (TileAt at; cursor.take(at);) {
+      TileAt second;
+      const bool is_pair = !cursor.ends_user() && cursor.take(second);
+      const bool has_box = first_column < at.tile.num_columns;
+      const bool has_second = is_pair && first_column < second.tile.num_columns;
+      const Column column = has_box ? column_at(at.tile, first_column) : Column{};
+      const Column second_column = has_second ? column_at(second.tile, first_column) : Column{};
+#pragma unroll 1
+      for (int block = 0; block < args.num_blocks; ++block) {
+        device::mbarrier_wait(this->empty_user(user_ring.slot), user_ring.phase ^ 1);
+        if (lane == 0) {
+          const std::uint32_t barrier = this->full_user(user_ring.slot);
+          device::mbarrier_arrive_expect_bytes(barrier, Traits::kUserBlockBytes);
+          load_user_block(at, block, this->user_matrix(user_ring.slot), barrier);
+        }
+        user_ring.advance(args.user_slots);
+        load_boxes(ring.slot, ring.phase, block, column, lane, has_box);
+        ring.advance(args.ring_stages);
+        if (!is_pair) continue;
+        load_boxes(args.ring_stages + second_ring.slot, second_ring.phase, block, second_column,
+                   lane, has_second);
+        second_ring.advance(args.ring_stages);
+      }
     }
   }
 

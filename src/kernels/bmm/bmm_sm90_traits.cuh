@@ -26,8 +26,11 @@ struct Sm90Args {
   int num_tiles_p;
   int num_blocks;  // of R
   int last_steps;  // steps of 16 in the last of them
+  bool streams_user;
   int user_slots;
+  int slot_blocks;  // of R, in a slot of the user's matrix
   int stages;
+  int ring_stages;  // where the user's matrix is streamed, each consumer has a ring of its own
   BmmFeed feed;
   BmmStore store;
   int box_columns;  // of b_cand and out; kTma alone

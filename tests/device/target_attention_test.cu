@@ -357,6 +357,28 @@ std::vector<AttentionCase> cases() {
                  .num_keys = 40,
                  .num_heads = 1,
                  .num_kv_heads = 1});
+  // More users or candidates than a CTA groups by itself.
+  for (const Lengths lengths : {Lengths::kNone, Lengths::kRaggedAndPerCandidate}) {
+    all.push_back({.num_users = lengths == Lengths::kNone ? 600 : 300,
+                   .num_candidates = 900,
+                   .num_keys = 150,
+                   .lengths = lengths});
+    all.push_back({.num_users = 11,
+                   .num_candidates = 9000,
+                   .num_keys = 150,
+                   .num_heads = 1,
+                   .num_kv_heads = 1,
+                   .head_dim = 64,
+                   .lengths = lengths});
+  }
+  // As many as it does group.
+  all.push_back({.num_users = 512,
+                 .num_candidates = 8192,
+                 .num_keys = 40,
+                 .num_heads = 1,
+                 .num_kv_heads = 1,
+                 .lengths = Lengths::kNone});
+  all.push_back({.num_users = 256, .num_candidates = 1000, .num_keys = 300, .head_dim = 64});
   all.push_back({.num_users = 9,
                  .num_candidates = 200,
                  .num_keys = 400,
@@ -440,7 +462,8 @@ std::vector<AttentionCase> small_cases() {
            .num_keys = 150,
            .lengths = Lengths::kRaggedAndPerCandidate,
            .is_packed = true},
-          {.num_users = 1, .num_candidates = 2, .num_keys = 1500, .head_dim = 32}};
+          {.num_users = 1, .num_candidates = 2, .num_keys = 1500, .head_dim = 32},
+          {.num_users = 300, .num_candidates = 40, .num_keys = 100}};
 }
 
 INSTANTIATE_TEST_SUITE_P(Small, AttentionTest, testing::ValuesIn(small_cases()),

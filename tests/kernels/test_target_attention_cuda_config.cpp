@@ -41,7 +41,7 @@ TEST(TargetAttentionCudaConfig, HopperFillsTheHeadUp) {
   EXPECT_EQ(chosen(make_params()), "target_attention_sm90<head_dim=128,key_block=128>");
   EXPECT_EQ(chosen(make_params(8)), "target_attention_sm90<head_dim=32,key_block=64>");
   EXPECT_EQ(chosen(make_params(72)), "target_attention_sm90<head_dim=96,key_block=128>");
-  EXPECT_EQ(chosen(make_params(136)), "target_attention_sm90<head_dim=192,key_block=96>");
+  EXPECT_EQ(chosen(make_params(136)), "target_attention_sm90<head_dim=192,key_block=64>");
   EXPECT_EQ(chosen(make_params(256)), "target_attention_sm90<head_dim=256,key_block=64>");
 }
 

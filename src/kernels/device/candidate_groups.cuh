@@ -5,19 +5,35 @@
 
 #include <cstdint>
 
+#include "kernels/device/block_sums.cuh"
 #include "kernels/device/candidate_groups_layout.h"
+#include "kernels/device/fast_divide.cuh"
+#include "kernels/device/user_peers.cuh"
 
 namespace ikbo::device {
+
+// Rows of a full tile, and division by them.
+struct TileRows {
+  int count = 1;
+  FastDivide divide;
+
+  TileRows() = default;
+  TileRows(int rows) : count(rows), divide(rows) {}  // NOLINT(google-explicit-constructor)
+};
 
 struct CandidateGroups {
   const std::int32_t* cand_to_user;
   int num_users;
   int num_candidates;
   int rows_of_candidate;
-  int tile_rows;
+  TileRows tile_rows;
   std::int32_t* num_tiles;
   std::int32_t* users;          // [kGroupArrays, U] of scratch
   std::int32_t* grouped_cands;  // [B]: candidates, user by user
+
+  __device__ __forceinline__ int tiles_of(int candidates) const {
+    return tile_rows.divide(candidates * rows_of_candidate + tile_rows.count - 1);
+  }
 };
 
 // Rows of one user; row r is row r % rows_of_candidate of its candidate r / rows_of_candidate.
@@ -26,51 +42,6 @@ struct UserRows {
   int first_cand;  // position of the user's first candidate in the grouped list
   int first_row;
   int num_rows;  // at most tile_rows
-};
-
-// Sums of all threads' values before this thread's, and of all.
-template <typename T>
-struct BlockSums {
-  T before;
-  T total;
-};
-// Called by all threads of the CTA; `s_warps` may be written again right after.
-template <typename T>
-__device__ inline BlockSums<T> sums_of_block(T value, T (&s_warps)[kGroupThreads / 32]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const auto inclusive_sum = [&](T sum) {
-    for (int step = 1; step < 32; step *= 2) {
-      const T other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
-    return sum;
-  };
-  const T sum = inclusive_sum(value);
-  if (lane == 31) s_warps[warp] = sum;
-  __syncthreads();
-  const T of_warps = inclusive_sum(s_warps[lane]);  // in each warp alike
-  const T before_warp = __shfl_sync(~0u, of_warps, warp > 0 ? warp - 1 : 0);
-  const T total = __shfl_sync(~0u, of_warps, 31);
-  __syncthreads();
-  return {sum - value + (warp > 0 ? before_warp : 0), total};
-}
-
-// The lanes of this warp that have the same user; all lanes take part, those without a candidate
-// with a user of -1. One of them acts for all: neighbours in a sorted list have one user, and a
-// warp's additions to one address take as long as its lanes are many.
-struct Peers {
-  unsigned lanes;
-  int lane;
-
-  __device__ __forceinline__ explicit Peers(int user)
-      : lanes(__match_any_sync(~0u, user)), lane(static_cast<int>(threadIdx.x) % 32) {}
-  __device__ __forceinline__ bool is_first() const { return __ffs(lanes) - 1 == lane; }
-  __device__ __forceinline__ int count() const { return __popc(lanes); }
-  __device__ __forceinline__ int before() const { return __popc(lanes & ((1u << lane) - 1)); }
-  __device__ __forceinline__ int from_first(int value) const {
-    return __shfl_sync(~0u, value, __ffs(lanes) - 1);
-  }
 };
 
 // Calls `visit(b, user)` for all candidates, by whole warps: a user of -1 where there is none. The
@@ -93,11 +64,6 @@ __device__ __forceinline__ void visit_candidates(const std::int32_t* cand_to_use
       if (first + i * kGroupThreads < num_candidates) visit(b + i * kGroupThreads, user[i]);
     }
   }
-}
-
-__device__ __forceinline__ int tiles_of(const CandidateGroups& groups, int candidates) {
-  const std::int64_t rows = std::int64_t{candidates} * groups.rows_of_candidate;
-  return static_cast<int>((rows + groups.tile_rows - 1) / groups.tile_rows);
 }
 
 struct UserArrays {
@@ -141,8 +107,8 @@ __device__ __forceinline__ void group_candidates(const CandidateGroups& groups, 
   for (int first = 0; first < groups.num_users; first += kGroupThreads) {
     const int user = first + thread;
     const int count = user < groups.num_users ? users.counts[user] : 0;
-    const auto sums = sums_of_block(
-        static_cast<Pair>(tiles_of(groups, count)) << 32 | static_cast<unsigned>(count), s_warps);
+    const auto sums = sums_of_block<kGroupThreads>(
+        static_cast<Pair>(groups.tiles_of(count)) << 32 | static_cast<unsigned>(count), s_warps);
     if (user < groups.num_users) {
       const Pair before = before_round + sums.before;
       users.first_cands[user] = static_cast<int>(before);
@@ -156,18 +122,19 @@ __device__ __forceinline__ void group_candidates(const CandidateGroups& groups, 
   if (thread == 0) *groups.num_tiles = num_tiles;
   grouping.order(users);
   // A few threads per user, where users have several tiles each.
-  int threads = 1;
-  while (threads < 32 && threads * groups.num_users < num_tiles) threads *= 2;
-  for (int u = thread / threads; u < groups.num_users; u += kGroupThreads / threads) {
+  int shift = 0;
+  while (shift < 5 && (groups.num_users << shift) < num_tiles) ++shift;
+  const int threads = 1 << shift;
+  for (int u = thread >> shift; u < groups.num_users; u += kGroupThreads >> shift) {
     const int rows = users.counts[u] * groups.rows_of_candidate;
-    const int tiles = tiles_of(groups, users.counts[u]);
-    for (int t = thread % threads; t < tiles; t += threads) {
-      const int first_row = t * groups.tile_rows;
+    const int tiles = groups.tiles_of(users.counts[u]);
+    for (int t = thread & (threads - 1); t < tiles; t += threads) {
+      const int first_row = t * groups.tile_rows.count;
       place(users.first_tiles[u] + t,
             UserRows{.user = u,
                      .first_cand = users.first_cands[u],
                      .first_row = first_row,
-                     .num_rows = min(rows - first_row, groups.tile_rows)});
+                     .num_rows = min(rows - first_row, groups.tile_rows.count)});
     }
   }
   __syncthreads();

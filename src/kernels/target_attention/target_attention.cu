@@ -28,12 +28,7 @@ void launch_group(const TargetAttentionParams& p, const TargetAttentionCudaConfi
                                     .num_tiles = ints(layout.num_tiles),
                                     .users = ints(layout.users),
                                     .grouped_cands = ints(layout.grouped_cands)},
-                         .user_lengths = p.user_lengths,
-                         .user_offsets = p.user_offsets,
-                         .cand_lengths = p.cand_lengths,
-                         .num_keys = p.num_keys,
-                         .key_block = config.key_block,
-                         .num_splits = config.num_splits,
+                         .histories = make_histories(p, config),
                          .num_keys_of_users =
                              ints(layout.users) + std::int64_t{device::kGroupArrays} * p.num_users,
                          .tiles = reinterpret_cast<Tile*>(workspace + layout.tiles)});
@@ -71,7 +66,9 @@ void target_attention(const TargetAttentionParams& params, const TargetAttention
   host::check_indices("target_attention", params.cand_to_user, params.num_candidates,
                       params.num_users, stream);
   auto* bytes = static_cast<unsigned char*>(workspace);
-  target_attention_impl::launch_group(params, config, bytes, stream);
+  if (!target_attention_impl::groups_in_each_cta(params)) {
+    target_attention_impl::launch_group(params, config, bytes, stream);
+  }
   target_attention_impl::launch_instance({.params = params,
                                           .config = config,
                                           .workspace = bytes,

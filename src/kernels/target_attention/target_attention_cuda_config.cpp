@@ -7,7 +7,6 @@
 
 #include "ikbo/target_attention_cuda.h"
 #include "kernels/target_attention/target_attention_layout.h"
-#include "kernels/target_attention/target_attention_sm90_launch.h"
 
 namespace ikbo {
 namespace {

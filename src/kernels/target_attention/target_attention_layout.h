@@ -20,7 +20,7 @@ inline constexpr int kRowsOfConsumer = 64;  // rows of a consumer warpgroup
 inline constexpr int consumers_of(int head_dim) { return head_dim <= 64 ? 3 : 2; }
 // Keys of a block: what shared memory and the registers beside the accumulators have room for.
 inline constexpr int key_block_of(int head_dim) {
-  return head_dim <= 64 || head_dim > 192 ? 64 : head_dim > 128 ? 96 : 128;
+  return head_dim <= 64 || head_dim > 128 ? 64 : 128;
 }
 inline constexpr int tile_rows_of(int head_dim) { return consumers_of(head_dim) * kRowsOfConsumer; }
 
@@ -53,6 +53,18 @@ struct WorkspaceLayout {          // offsets in bytes
   std::size_t partial_lse = 0;  // float [..]
   std::size_t total_bytes = 0;
 };
+
+// What a CTA has room for to group the candidates by itself; ordering users that differ in keys
+// takes as long as the square of their number.
+inline constexpr int kMaxCandsOfCta = 8192;
+inline constexpr int kMaxUsersOfCta = 512;
+inline constexpr int kMaxUnevenUsersOfCta = 256;
+inline bool groups_in_each_cta(const TargetAttentionParams& p) {
+  const bool is_uneven =
+      p.user_lengths != nullptr || p.user_offsets != nullptr || p.cand_lengths != nullptr;
+  return p.num_candidates <= kMaxCandsOfCta &&
+         p.num_users <= (is_uneven ? kMaxUnevenUsersOfCta : kMaxUsersOfCta);
+}
 
 inline std::int64_t rows_of_candidate(const TargetAttentionParams& p) {
   return p.num_kv_heads == 0 ? 0 : std::int64_t{p.num_queries} * (p.num_heads / p.num_kv_heads);

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       total[i].y += weight * pair.y;
     }
   }
-  const Row at = row_at(args, tile, kv_head, tile.first_row + row_of_tile);
+  const Row at = row_at(args, args.grouped_cands, tile, kv_head, tile.first_row + row_of_tile);
   const std::int64_t first_row_of_cand = std::int64_t{at.cand} * args.num_queries * args.num_heads;
   auto* g_out = reinterpret_cast<std::uint32_t*>(
       static_cast<Element*>(args.out) +

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "kernels/target_attention/target_attention_sm90_consumer.cuh"
+#include "kernels/target_attention/target_attention_sm90_groups.cuh"
 #include "kernels/target_attention/target_attention_sm90_history.cuh"
 #include "kernels/target_attention/target_attention_sm90_rows.cuh"
 
@@ -43,7 +44,12 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
   }
   __syncthreads();
   device::grid_dependency_launch();
-  device::grid_dependency_wait();  // for the list of tiles
+  if (params.args.groups_in_each_cta) {
+    const Sm90Groups<Traits> groups{cta};
+    groups.group();
+  } else {
+    device::grid_dependency_wait();  // for the list of tiles
+  }
 
   if (warpgroup == Traits::kConsumers) {
     device::registers_decrease<Traits::kProducerRegisters>();

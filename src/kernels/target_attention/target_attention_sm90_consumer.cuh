@@ -120,21 +120,23 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   __device__ __forceinline__ void consume(int number, int thread) const {
     Consumer me{.number = number, .thread = thread};
     if (number == kConsumers - 1) pass_turn(number);  // the first turn is consumer 0's
+    bool has_room = true;  // for the Q of the tile after the next, before this one is finished
     while (true) {
+      if (!has_room) finish(me);
       QueryRing q = me.q;
       if (me.is_pending) q.advance();
       wait_for(shared.full_q[number], q);
       const ConsumerTile tile = tile_at(number, q.slot);
+      if (tile.num_rows == 0) finish(me);
       if (tile.num_keys == 0) break;
       if (tile.num_rows == 0) {
-        finish(me);
         skip_tile(blocks_of(tile), me);
       } else {
         compute_tile(tile, q.slot, me);
-        if constexpr (Traits::kQueryBuffers == 1) finish(me);
       }
+      // Of short tiles, too, the next Q may not come before this one has made room.
+      has_room = Traits::kQueryBuffers > 1 && blocks_of(tile) > 1;
     }
-    finish(me);
   }
 
   // Goes through the motions for a tile in which this consumer has no rows.
@@ -157,7 +159,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   __device__ __forceinline__ void compute_tile(const ConsumerTile& tile, int q_slot,
                                                Consumer& me) const {
     typename Softmax::Logits s;
-    const bool has_limits = params.args.cand_lengths != nullptr;
+    const bool has_limits = params.args.histories.cand_lengths != nullptr;
     const int blocks = blocks_of(tile);
     const auto mask = [&](int block) {
       if (!has_limits && (block + 1) * kKeyBlock <= tile.num_keys) return;
@@ -259,7 +261,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
 
   // Multiplies the rows and hands the tile over: rounded, in the place of its Q, or as a partial
   // result in global memory.
-  // NOTE: the warps have met since the last of them read Q: at a turn, or in finish().
+  // NOTE: nothing reads this Q any more: a later multiplication of the warpgroup has ended.
   __device__ __forceinline__ void stage_tile(const float (&inverse)[2], Consumer& me) const {
     if (params.args.partial_out != nullptr) {
       store_partial(inverse, me);

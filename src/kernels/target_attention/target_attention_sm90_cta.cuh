@@ -57,7 +57,7 @@ struct Sm90Cta {
     }
     for (int c = 0; c < kConsumers; ++c) {
       for (int s = 0; s < Traits::kQueryBuffers; ++s) {
-        device::mbarrier_init(address(shared.full_q[c][s]), 1);
+        device::mbarrier_init(address(shared.full_q[c][s]), 32);
         device::mbarrier_init(address(shared.staged[c][s]), kThreads);
         device::mbarrier_init(address(shared.empty_q[c][s]), 32);
       }
@@ -74,13 +74,15 @@ struct Sm90Cta {
   // those with more keys. The next one is asked for while the current one is worked on.
   class TileCursor {
    public:
-    __device__ __forceinline__ explicit TileCursor(const Sm90Args& args)
-        : args_(args),
-          end_(args.max_tiles * args.num_splits),
+    __device__ __forceinline__ explicit TileCursor(const Sm90Cta& cta)
+        : cta_(cta),
+          end_(cta.params.args.max_tiles * cta.params.args.num_splits),
           index_(static_cast<int>(blockIdx.x)),
           step_(2 * static_cast<int>(gridDim.x - blockIdx.x) - 1) {
+      const Sm90Args& args = cta.params.args;
+      if (args.groups_in_each_cta) end_ = cta.shared.groups.num_tiles * args.num_splits;
       fetch();
-      end_ = *args.num_tiles * args.num_splits;
+      if (!args.groups_in_each_cta) end_ = *args.num_tiles * args.num_splits;
     }
     __device__ __forceinline__ bool take(TileAt& at) {
       if (next_.number >= end_) return false;
@@ -93,17 +95,43 @@ struct Sm90Cta {
 
    private:
     __device__ __forceinline__ void fetch() {
-      next_.number = args_.divide_by_kv_heads(index_);
-      next_.kv_head = index_ - next_.number * args_.num_kv_heads;
-      if (next_.number < end_) next_.tile = args_.tiles[next_.number];
+      const Sm90Args& args = cta_.params.args;
+      next_.number = args.divide_by_kv_heads(index_);
+      next_.kv_head = index_ - next_.number * args.num_kv_heads;
+      if (next_.number >= end_) return;
+      if (args.groups_in_each_cta) {
+        const int tile = args.histories.divide_by_splits(next_.number);
+        next_.tile = cta_.tile_of_cta(tile, next_.number - tile * args.num_splits);
+      } else {
+        next_.tile = args.tiles[next_.number];
+      }
     }
 
-    const Sm90Args& args_;
-    int end_;  // at first a bound: the first tile is fetched together with their number
+    const Sm90Cta& cta_;
+    int end_;  // of a list in global memory a bound, while its length comes with its first tile
     int index_;
     int step_;
     TileAt next_{};
   };
+
+  // Of the tiles that this CTA has found itself.
+  __device__ __forceinline__ Tile tile_of_cta(int tile, int split) const {
+    const auto& groups = shared.groups;
+    int at = 0;  // the last user whose first tile is not above
+    for (int end = params.args.num_users; end - at > 1;) {
+      const int middle = (at + end) / 2;
+      (groups.first_tiles[middle] <= tile ? at : end) = middle;
+    }
+    const int user = groups.users[at];
+    const int first_cand = groups.first_cands[user];
+    const int first_row = (tile - groups.first_tiles[at]) * Traits::kTileRows;
+    const int rows = (groups.first_cands[user + 1] - first_cand) * params.args.rows_of_candidate;
+    return params.args.histories.tile_of({.user = user,
+                                          .first_cand = first_cand,
+                                          .first_row = first_row,
+                                          .num_rows = min(rows - first_row, Traits::kTileRows)},
+                                         groups.num_keys[user], split);
+  }
 
   __device__ __forceinline__ static int blocks_of(const Tile& tile) {
     return (tile.num_keys + kKeyBlock - 1) / kKeyBlock;
@@ -126,7 +154,10 @@ struct Sm90Cta {
   }
 
   __device__ __forceinline__ Row row_at(const TileAt& at, int row) const {
-    return target_attention_impl::row_at(params.args, at.tile, at.kv_head, row);
+    const Sm90Args& a = params.args;
+    return a.groups_in_each_cta
+               ? target_attention_impl::row_at(a, shared.groups.cands, at.tile, at.kv_head, row)
+               : target_attention_impl::row_at(a, a.grouped_cands, at.tile, at.kv_head, row);
   }
 
   // The vector `vector` of a row in a tile of Q, or of the output that takes its place.

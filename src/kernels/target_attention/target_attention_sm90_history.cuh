@@ -21,7 +21,7 @@ struct Sm90History : Sm90Cta<Traits> {
 
   // Whether V's last block holds rows that do not count and are not zeros.
   __device__ __forceinline__ bool has_stray_rows(const Tile& tile) const {
-    return tile.first_key + tile.num_keys < params.args.history_rows &&
+    return tile.first_key + tile.num_keys < params.args.histories.num_keys &&
            tile.num_keys % kKeyBlock != 0;
   }
 
@@ -52,7 +52,7 @@ struct Sm90History : Sm90Cta<Traits> {
                  v_block);
       ring_v.advance();
     };
-    TileCursor cursor(params.args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       const int blocks = blocks_of(at.tile);
       for (int j = 0; j < blocks; ++j) {
@@ -72,7 +72,7 @@ struct Sm90History : Sm90Cta<Traits> {
   __device__ __forceinline__ void clear_stray_rows(int lane) const {
     int blocks_before = 0;
     int phase_bits = 0;  // of loaded_v, a bit per stage
-    TileCursor cursor(params.args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       const Tile& tile = at.tile;
       const int blocks = blocks_of(tile);

@@ -71,12 +71,17 @@ void launch_typed(const Sm90Launch& launch) {
         make_row_map<Traits>(p.out, {p.num_queries * out_row, out_row, p.head_dim, 1}, box, p);
   }
   params.args = {
-      .num_tiles = reinterpret_cast<const std::int32_t*>(at(layout.num_tiles)),
-      .tiles = reinterpret_cast<const Tile*>(at(layout.tiles)),
+      .num_tiles = reinterpret_cast<std::int32_t*>(at(layout.num_tiles)),
+      .tiles = reinterpret_cast<Tile*>(at(layout.tiles)),
+      .grouped_cands = reinterpret_cast<std::int32_t*>(at(layout.grouped_cands)),
+      .groups_in_each_cta = groups_in_each_cta(p),
+      .cand_to_user = p.cand_to_user,
+      .num_users = p.num_users,
+      .num_candidates = p.num_candidates,
+      .rows_of_candidate = static_cast<int>(rows_of_candidate(p)),
+      .histories = make_histories(p, launch.config),
       .max_tiles = static_cast<int>(max_tiles(p, launch.config)),
       .num_splits = launch.config.num_splits,
-      .grouped_cands = reinterpret_cast<const std::int32_t*>(at(layout.grouped_cands)),
-      .cand_lengths = p.cand_lengths,
       .q = p.q,
       .out = p.out,
       .lse = static_cast<float*>(p.lse),
@@ -93,14 +98,13 @@ void launch_typed(const Sm90Launch& launch) {
       .divide_by_queries = device::FastDivide(p.num_queries),
       .divide_by_kv_heads = device::FastDivide(p.num_kv_heads),
       .head_dim = p.head_dim,
-      .history_rows = p.num_keys,
       .scale = static_cast<float>(p.scale),
       .scale_log2 = static_cast<float>(p.scale * 1.4426950408889634)};
   host::launch("ikbo::target_attention", target_attention_sm90_kernel<Traits>,
                {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
                 .threads = Traits::kNumThreads,
                 .shared_bytes = Traits::kSharedBytes,
-                .overlaps_previous = true},
+                .overlaps_previous = !params.args.groups_in_each_cta},
                launch.stream, params);
   if (!is_split) return;
   host::launch("ikbo::target_attention (merge)", target_attention_merge_kernel<Traits>,

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/target_attention/target_attention_layout.h"
+#include "kernels/target_attention/target_attention_tiles.cuh"
 
 namespace ikbo::target_attention_impl {
 
@@ -15,6 +15,18 @@ struct Sm90Launch {
   int num_sms;
   cudaStream_t stream;
 };
+
+inline Histories make_histories(const TargetAttentionParams& p,
+                                const TargetAttentionCudaConfig& config) {
+  return {.user_lengths = p.user_lengths,
+          .user_offsets = p.user_offsets,
+          .cand_lengths = p.cand_lengths,
+          .num_keys = p.num_keys,
+          .key_block = config.key_block,
+          .num_splits = config.num_splits,
+          .divide_by_key_block = device::FastDivide(config.key_block),
+          .divide_by_splits = device::FastDivide(config.num_splits)};
+}
 
 // Defined by instances/target_attention_sm90_d<head_dim>.cu.
 template <int kHeadDim>

@@ -94,18 +94,18 @@ struct Sm90Rows : Sm90Cta<Traits> {
            consumer * kRowsOfConsumer;
   }
 
-  // What the consumer has to know; __syncwarp and an arrival of lane 0 at full_q follow.
+  // What the consumer has to know; an arrival at full_q follows.
   __device__ __forceinline__ void announce(const TileAt& at, int consumer, int slot,
                                            int lane) const {
     const Sm90Args& a = params.args;
     const int rows = rows_of(at.tile, consumer);
-    if (a.cand_lengths != nullptr) {
+    if (a.histories.cand_lengths != nullptr) {
 #pragma unroll
       for (int row = lane; row < kRowsOfConsumer; row += 32) {
         if (row >= rows) continue;
         const int cand = row_at(at, first_row_of(at, consumer) + row).cand;
         shared.limits[consumer][slot][row] =
-            min(a.cand_lengths[cand] - at.tile.keys_before, at.tile.num_keys);
+            min(a.histories.cand_lengths[cand] - at.tile.keys_before, at.tile.num_keys);
       }
     }
     if (lane == 0) {
@@ -117,18 +117,17 @@ struct Sm90Rows : Sm90Cta<Traits> {
   }
   __device__ __forceinline__ void announce_end(const QueryRing (&rings)[kConsumers],
                                                int lane) const {
-    if (lane != 0) return;
 #pragma unroll
     for (int c = 0; c < kConsumers; ++c) {
       device::mbarrier_wait(address(shared.empty_q[c][rings[c].slot]), rings[c].phase ^ 1);
-      shared.tiles[c][rings[c].slot] = {};
+      if (lane == 0) shared.tiles[c][rings[c].slot] = {};
       device::mbarrier_arrive(address(shared.full_q[c][rings[c].slot]));
     }
   }
 
   __device__ __forceinline__ void load_query_boxes(int lane) const {
     QueryRing rings[kConsumers];
-    TileCursor cursor(params.args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       if (blocks_of(at.tile) == 0) continue;
 #pragma unroll
@@ -140,10 +139,12 @@ struct Sm90Rows : Sm90Cta<Traits> {
         device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
         announce(at, c, slot, lane);
         __syncwarp();
+        const std::uint32_t full = address(shared.full_q[c][slot]);
         if (lane == 0) {
           device::mbarrier_arrive_expect_bytes(
-              address(shared.full_q[c][slot]),
-              boxes * params.args.box_rows * Traits::kRowBytes * Traits::kChunks);
+              full, boxes * params.args.box_rows * Traits::kRowBytes * Traits::kChunks);
+        } else {
+          device::mbarrier_arrive(full);
         }
         __syncwarp();
         if (lane < boxes) {
@@ -165,7 +166,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
 
   __device__ __forceinline__ void load_query_rows(int lane) const {
     QueryRing rings[kConsumers];
-    TileCursor cursor(params.args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       if (blocks_of(at.tile) == 0) continue;
 #pragma unroll
@@ -189,7 +190,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
           device::fence_smem_to_async();
         }
         __syncwarp();
-        if (lane == 0) device::mbarrier_arrive(address(shared.full_q[c][slot]));
+        device::mbarrier_arrive(address(shared.full_q[c][slot]));
         rings[c].advance();
       }
     }
@@ -220,7 +221,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
   __device__ __forceinline__ void store_outputs(int lane) const {
     QueryRing rings[kConsumers];
     const bool is_partial = params.args.partial_out != nullptr;
-    TileCursor cursor(params.args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
 #pragma unroll
       for (int c = 0; c < kConsumers; ++c) {

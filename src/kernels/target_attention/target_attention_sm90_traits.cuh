@@ -7,17 +7,23 @@
 #include <cstdint>
 
 #include "kernels/device/fast_divide.cuh"
-#include "kernels/target_attention/target_attention_layout.h"
+#include "kernels/target_attention/target_attention_tiles.cuh"
 
 namespace ikbo::target_attention_impl {
 
 struct Sm90Args {
-  const std::int32_t* num_tiles;
-  const Tile* tiles;
+  // Written by the grouping kernel; where each CTA groups for itself, for the merging one.
+  std::int32_t* num_tiles;
+  Tile* tiles;
+  std::int32_t* grouped_cands;
+  bool groups_in_each_cta;
+  const std::int32_t* cand_to_user;
+  int num_users;
+  int num_candidates;
+  int rows_of_candidate;
+  Histories histories;
   int max_tiles;
   int num_splits;
-  const std::int32_t* grouped_cands;
-  const std::int32_t* cand_lengths;  // may be nullptr
   const void* q;
   void* out;
   float* lse;
@@ -34,7 +40,6 @@ struct Sm90Args {
   device::FastDivide divide_by_queries;
   device::FastDivide divide_by_kv_heads;
   int head_dim;
-  int history_rows;  // S; packed: of all users
   float scale;       // of the logits
   float scale_log2;  // scale * log2(e)
 };
@@ -45,12 +50,25 @@ struct Row {
   int query;
   int head;
 };
-__device__ __forceinline__ Row row_at(const Sm90Args& a, const Tile& tile, int kv_head, int row) {
+// `cands`: the candidates, user by user.
+template <typename Cand>
+__device__ __forceinline__ Row row_at(const Sm90Args& a, const Cand* cands, const Tile& tile,
+                                      int kv_head, int row) {
   const int above = a.divide_by_group(row);
   const int cand = a.divide_by_queries(above);
-  return {a.grouped_cands[tile.first_cand + cand], above - cand * a.num_queries,
+  return {static_cast<int>(cands[tile.first_cand + cand]), above - cand * a.num_queries,
           kv_head * a.group + row - above * a.group};
 }
+
+// The candidates by user, in a CTA's own shared memory.
+struct GroupsOfCta {
+  std::uint16_t cands[kMaxCandsOfCta];            // user by user
+  std::uint16_t first_cands[kMaxUsersOfCta + 1];  // of each user
+  std::uint16_t users[kMaxUsersOfCta];            // by falling count of keys
+  int first_tiles[kMaxUsersOfCta];                // of the users in that order, not counting splits
+  int num_keys[kMaxUsersOfCta];                   // of each user: see Tile
+  int num_tiles;
+};
 
 struct Sm90Params {
   CUtensorMap k;  // (d, s, kv head, history)
@@ -75,7 +93,7 @@ struct Sm90Traits {
   static constexpr int kKeyBlock = key_block_of(kHeadDim);
   static constexpr int kConsumers = consumers_of(kHeadDim);
   static constexpr int kTileRows = tile_rows_of(kHeadDim);
-  static constexpr int kQueryBuffers = kHeadDim <= 128 ? 2 : 1;  // of each consumer
+  static constexpr int kQueryBuffers = kHeadDim <= 192 ? 2 : 1;  // of each consumer
   static constexpr int kStages = kHeadDim <= 64 ? 6 : 2;         // blocks of K, and of V
   static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
 
@@ -101,6 +119,7 @@ struct Sm90Traits {
     alignas(kAlignment) unsigned char k[kStages][kBlockBytes];
     alignas(kAlignment) unsigned char v[kStages][kBlockBytes];
     alignas(kAlignment) unsigned char q[kConsumers][kQueryBuffers][kQueryBytes];
+    GroupsOfCta groups;
     const void* sources[kRowsOfConsumer];  // of the rows that are loaded
     void* targets[kRowsOfConsumer];        // of the rows that are stored
     float lse[kConsumers][kQueryBuffers][kRowsOfConsumer];

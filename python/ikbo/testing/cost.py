@@ -81,23 +81,11 @@ def _target_attention(s: Sizes) -> _Elements:
     )
 
 
-def _self_target_attention(s: Sizes) -> _Elements:
-    cand = _target_attention(s)
-    rows = s["U"] * s["S"] * s["H"]
-    return _Elements(
-        products=cand.products + 2 * rows * s["S"] * s["D"],
-        user=cand.user,
-        replicated=cand.replicated,
-        other=cand.other + 2 * rows * s["D"],
-    )
-
-
 _ELEMENTS: dict[str, Callable[[Sizes], _Elements]] = {
     "bmm": _bmm,
     "expand": _expand,
     "lce": _lce,
     "linear": _linear,
-    "self_target_attention": _self_target_attention,
     "target_attention": _target_attention,
 }
 

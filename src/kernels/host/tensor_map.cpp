@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "kernels/host/cuda_check.h"
-#include "kernels/host/tensor_map_narrow.h"
 
 namespace ikbo::host {
 namespace {
@@ -65,16 +64,6 @@ CUtensorMap encode_map(const void* data, DType dtype, const std::int64_t (&exten
 CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what) {
   return encode_map(spec.data, spec.dtype, spec.extent, spec.stride, spec.box,
                     spec.swizzles ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, what);
-}
-
-CUtensorMap make_narrow_tensor_map(const TensorMap3d& spec, const char* what) {
-  const int row_bytes = spec.box[0] * 2;
-  IKBO_CHECK(row_bytes == 32 || row_bytes == 64 || row_bytes == 128, what,
-             ": rows of a box must be 32, 64 or 128 bytes; got ", row_bytes);
-  const CUtensorMapSwizzle swizzle = row_bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
-                                     : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                       : CU_TENSOR_MAP_SWIZZLE_128B;
-  return encode_map(spec.data, spec.dtype, spec.extent, spec.stride, spec.box, swizzle, what);
 }
 
 CUtensorMap make_tensor_map(const TensorMap4d& spec, const char* what) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps for the copy engine; the only place that encodes one.
+// Tensor maps for the copy engine (tensor_map_narrow.h has those with rows below 128 bytes).
 #pragma once
 
 #include <cuda.h>

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device_inputs.cuh"
@@ -354,37 +356,43 @@ std::vector<BmmCase> ratio_cases() {
     }
   }
   add_all_forms(all, {.num_users = 20000, .num_candidates = 500, .p = 64, .n = 8});
-  add_all_forms(all, {.num_users = 20,
-                      .num_candidates = 400,
-                      .p = 136,
-                      .r = 136,
-                      .n = 24,
-                      .padding = 8,
-                      .offset = 8});
-  add_all_forms(all, {.num_users = 20,
-                      .num_candidates = 400,
-                      .p = 136,
-                      .r = 136,
-                      .n = 128,
-                      .padding = 24,
-                      .offset = 16});
+  for (const auto& [n, padding, offset] : {std::array{24, 8, 8}, {128, 24, 16}}) {
+    BmmCase c{.num_users = 20, .num_candidates = 400, .p = 136, .r = 136, .n = n};
+    c.padding = padding;
+    c.offset = offset;
+    add_all_forms(all, c);
+  }
   // NaN in the 16 bytes of the last elements of a row.
   for (const int n : {24, 64}) {
     for (const bool transpose_a : {false, true}) {
-      all.push_back({.num_users = 20,
-                     .num_candidates = 400,
-                     .p = transpose_a ? 130 : 135,
-                     .r = 130,
-                     .n = n,
-                     .transpose_a = transpose_a,
-                     .transpose_b = true,
-                     .padding = 6});
+      BmmCase c{.num_users = 20, .num_candidates = 400, .r = 130, .n = n, .transpose_b = true};
+      c.p = transpose_a ? 130 : 135;
+      c.transpose_a = transpose_a;
+      c.padding = 6;
+      all.push_back(c);
     }
   }
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Ratios, BmmTest, testing::ValuesIn(ratio_cases()),
+                         [](const auto& info) { return info.param.id(); });
+
+// As many users and candidates as each CTA groups by itself, and one more.
+std::vector<BmmCase> grouping_cases() {
+  std::vector<BmmCase> all;
+  for (const Order order : {Order::kSorted, Order::kShuffled}) {
+    for (const auto& [users, candidates] : {std::pair{512, 8192}, {513, 8192}, {512, 8193}}) {
+      for (const int n : {1, 24, 64}) {
+        all.push_back({.num_users = users, .num_candidates = candidates, .p = 72, .n = n});
+        all.back().order = order;
+      }
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Grouping, BmmTest, testing::ValuesIn(grouping_cases()),
                          [](const auto& info) { return info.param.id(); });
 
 // function size waiver: tables of cases, one field a line.
@@ -403,27 +411,12 @@ std::vector<BmmCase> generic_cases() {
                           .kernel = kernel});
     }
     for (const int size : {1, 2, 15, 17, 63, 65, 130}) {
-      add_all_forms(all, {.num_users = 3,
-                          .num_candidates = 40,
-                          .p = size,
-                          .r = 33,
-                          .n = 3,
-                          .dtype = dtype,
-                          .kernel = kernel});
-      add_all_forms(all, {.num_users = 3,
-                          .num_candidates = 40,
-                          .p = 9,
-                          .r = size,
-                          .n = 3,
-                          .dtype = dtype,
-                          .kernel = kernel});
-      add_all_forms(all, {.num_users = 3,
-                          .num_candidates = 40,
-                          .p = 9,
-                          .r = 33,
-                          .n = size,
-                          .dtype = dtype,
-                          .kernel = kernel});
+      for (int BmmCase::* const dimension : {&BmmCase::p, &BmmCase::r, &BmmCase::n}) {
+        BmmCase c{.num_users = 3, .num_candidates = 40, .p = 9, .r = 33, .n = 3, .dtype = dtype};
+        c.kernel = kernel;
+        c.*dimension = size;
+        add_all_forms(all, c);
+      }
     }
     add_all_forms(all, {.num_users = 3,
                         .num_candidates = 40,
@@ -464,6 +457,12 @@ std::vector<BmmCase> small_cases() {
   add_all_forms(all, {.num_users = 3, .num_candidates = 9, .p = 80, .r = 72, .n = 32});
   add_all_forms(all, {.num_users = 3, .num_candidates = 70, .p = 80, .r = 72, .n = 1});
   add_all_forms(all, {.num_users = 2, .num_candidates = 5, .p = 72, .r = 1032, .n = 64});
+  for (const auto& [users, candidates] : {std::pair{3, 70}, {513, 20}, {3, 8193}}) {
+    for (const Order order : {Order::kSorted, Order::kShuffled}) {
+      all.push_back({.num_users = users, .num_candidates = candidates, .p = 8, .r = 8, .n = 8});
+      all.back().order = order;
+    }
+  }
   add_all_forms(
       all,
       {.num_users = 3, .num_candidates = 9, .p = 40, .r = 23, .n = 5, .kernel = BmmKernel::kMma});

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups the candidates by user and cuts each user's rows into tiles. One CTA: a few microseconds
-// beside a kernel that every tile waits for anyway.
+// Groups any number of candidates by user and cuts each user's rows into tiles, in one CTA.
 #pragma once
 
 #include <cstdint>
@@ -142,9 +141,7 @@ __device__ __forceinline__ void group_candidates(const CandidateGroups& groups, 
   visit_candidates(groups.cand_to_user, groups.num_candidates, [&](int b, int user) {
     const Peers peers(user);
     int first = 0;
-    if (user >= 0 && peers.is_first()) {
-      first = atomicAdd(&users.first_cands[user], peers.count());
-    }
+    if (user >= 0 && peers.is_first()) first = atomicAdd(&users.first_cands[user], peers.count());
     first = peers.from_first(first);
     if (user >= 0) groups.grouped_cands[first + peers.before()] = b;
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the host knows of the grouping of candidates by user (candidate_groups.cuh).
+// What the host knows of the grouping of candidates by user (candidate_groups.cuh, cta_groups.cuh).
 #pragma once
 
 #include <cstdint>
@@ -21,5 +21,9 @@ inline constexpr int group_shared_bytes(int num_users, int arrays = kGroupArrays
   const int bytes = arrays * num_users * static_cast<int>(sizeof(std::int32_t));
   return bytes > kUnasked - kBeside && bytes <= kUnasked ? kUnasked + 16 : bytes;
 }
+
+// What every CTA of a kernel has room for to group the candidates by itself.
+inline constexpr int kMaxCandsOfCta = 8192;
+inline constexpr int kMaxUsersOfCta = 512;
 
 }  // namespace ikbo::device

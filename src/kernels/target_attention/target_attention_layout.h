@@ -54,16 +54,13 @@ struct WorkspaceLayout {          // offsets in bytes
   std::size_t total_bytes = 0;
 };
 
-// What a CTA has room for to group the candidates by itself; ordering users that differ in keys
-// takes as long as the square of their number.
-inline constexpr int kMaxCandsOfCta = 8192;
-inline constexpr int kMaxUsersOfCta = 512;
+// Ordering users that differ in keys takes as long as the square of their number.
 inline constexpr int kMaxUnevenUsersOfCta = 256;
 inline bool groups_in_each_cta(const TargetAttentionParams& p) {
   const bool is_uneven =
       p.user_lengths != nullptr || p.user_offsets != nullptr || p.cand_lengths != nullptr;
-  return p.num_candidates <= kMaxCandsOfCta &&
-         p.num_users <= (is_uneven ? kMaxUnevenUsersOfCta : kMaxUsersOfCta);
+  return p.num_candidates <= device::kMaxCandsOfCta &&
+         p.num_users <= (is_uneven ? kMaxUnevenUsersOfCta : device::kMaxUsersOfCta);
 }
 
 inline std::int64_t rows_of_candidate(const TargetAttentionParams& p) {

@@ -2,6 +2,7 @@
 // What every role of target_attention_sm90 shares: barriers, the walk over tiles, rows of a user.
 #pragma once
 
+#include "kernels/device/cta_group_tiles.cuh"
 #include "kernels/device/ptx_mbarrier.cuh"
 #include "kernels/target_attention/target_attention_sm90_traits.cuh"
 
@@ -117,11 +118,7 @@ struct Sm90Cta {
   // Of the tiles that this CTA has found itself.
   __device__ __forceinline__ Tile tile_of_cta(int tile, int split) const {
     const auto& groups = shared.groups;
-    int at = 0;  // the last user whose first tile is not above
-    for (int end = params.args.num_users; end - at > 1;) {
-      const int middle = (at + end) / 2;
-      (groups.first_tiles[middle] <= tile ? at : end) = middle;
-    }
+    const int at = device::last_not_above(groups.first_tiles, params.args.num_users, tile);
     const int user = groups.users[at];
     const int first_cand = groups.first_cands[user];
     const int first_row = (tile - groups.first_tiles[at]) * Traits::kTileRows;

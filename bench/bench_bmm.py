@@ -44,7 +44,9 @@ from ikbo.testing.cost import Cost, cost_of
 
 SOURCES = [
     "src/kernels/bmm/**/*",
+    "src/kernels/device/block_sums.cuh",
     "src/kernels/device/candidate_groups*",
+    "src/kernels/device/cta_group*",
     "src/kernels/device/fast_divide.cuh",
     "src/kernels/device/ptx_cp_async.cuh",
     "src/kernels/device/ptx_m*.cuh",
@@ -52,8 +54,9 @@ SOURCES = [
     "src/kernels/device/ptx_tma.cuh",
     "src/kernels/device/ptx_wgmma*.cuh",
     "src/kernels/device/smem_address.cuh",
+    "src/kernels/device/user_peers.cuh",
     "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
+    "src/kernels/host/tensor_map*.cpp",
     "src/torch_ops/bmm.cpp",
     "include/ikbo/bmm_cuda.h",
     "bench/bench_bmm.py",

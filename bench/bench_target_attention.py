@@ -54,6 +54,8 @@ from ikbo.testing.cost import cost_of
 SOURCES = [
     "src/kernels/target_attention/**/*",
     "src/kernels/device/candidate_groups*",
+    "src/kernels/device/cta_group*",
+    *(f"src/kernels/device/{name}.cuh" for name in ("block_sums", "user_peers")),
     "src/kernels/device/fast_divide.cuh",
     *(
         f"src/kernels/device/ptx_{name}.cuh"

@@ -46,6 +46,7 @@ SOURCES = [
     "src/kernels/bmm/**/*",
     "src/kernels/device/block_sums.cuh",
     "src/kernels/device/candidate_groups*",
+    "src/kernels/device/cta_group*",
     "src/kernels/device/fast_divide.cuh",
     "src/kernels/device/ptx_cp_async.cuh",
     "src/kernels/device/ptx_m*.cuh",

@@ -378,7 +378,7 @@ std::vector<BmmCase> ratio_cases() {
 INSTANTIATE_TEST_SUITE_P(Ratios, BmmTest, testing::ValuesIn(ratio_cases()),
                          [](const auto& info) { return info.param.id(); });
 
-// Many users and candidates: several rounds of the grouping.
+// As many users and candidates as each CTA groups by itself, and one more.
 std::vector<BmmCase> grouping_cases() {
   std::vector<BmmCase> all;
   for (const Order order : {Order::kSorted, Order::kShuffled}) {

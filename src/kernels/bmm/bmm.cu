@@ -35,8 +35,11 @@ void bmm(const BmmParams& params, const BmmCudaConfig& config, const DeviceLimit
              to_string(config));
   host::check_indices("bmm", params.cand_to_user, params.num_candidates, params.num_users, stream);
   auto* bytes = static_cast<unsigned char*>(workspace);
-  bmm_impl::launch_group(params, bytes, stream);
-  if (config.kernel == BmmKernel::kSm90) {
+  const bool is_sm90 = config.kernel == BmmKernel::kSm90;
+  if (!is_sm90 || !bmm_impl::groups_in_each_cta(params)) {
+    bmm_impl::launch_group(params, bytes, stream);
+  }
+  if (is_sm90) {
     bmm_impl::launch_instance({.params = params,
                                .config = config,
                                .workspace = bytes,

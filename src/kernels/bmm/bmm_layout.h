@@ -37,6 +37,10 @@ inline std::int64_t max_tiles(const BmmParams& p) {
          std::min(p.num_users, p.num_candidates);
 }
 
+inline bool groups_in_each_cta(const BmmParams& p) {
+  return p.num_candidates <= device::kMaxCandsOfCta && p.num_users <= device::kMaxUsersOfCta;
+}
+
 inline WorkspaceLayout make_workspace_layout(const BmmParams& p) {
   const auto align = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
   WorkspaceLayout layout;

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "kernels/bmm/bmm_sm90_consumer.cuh"
+#include "kernels/bmm/bmm_sm90_groups.cuh"
 #include "kernels/bmm/bmm_sm90_producer.cuh"
 
 namespace ikbo::bmm_impl {
@@ -39,7 +40,12 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     if (params.args.store == BmmStore::kTma) device::prefetch_tensor_map(&params.out);
   }
   __syncthreads();
-  device::grid_dependency_wait();  // for the list of tiles
+  if (params.args.groups_in_each_cta) {
+    const Sm90Groups<Traits> groups{cta};
+    groups.group(reinterpret_cast<typename Sm90Groups<Traits>::Scratch&>(s_raw));
+  } else {
+    device::grid_dependency_wait();  // for the list of tiles
+  }
 
   if (warpgroup == kConsumers) {
     device::registers_decrease<Traits::kProducerRegisters>();

@@ -76,24 +76,38 @@ struct Sm90Cta {
     device::mbarrier_init_fence();
   }
 
+  // A CTA's share of all tiles: neighbours, those of the first tile of P first.
+  struct Share {
+    std::int64_t count;
+    int tile_p;  // of the first one
+    int index;
+  };
+  __device__ __forceinline__ static Share share_of_cta(int num_tiles, int num_tiles_p) {
+    const std::int64_t all = std::int64_t{num_tiles} * num_tiles_p;
+    const std::int64_t begin = all * blockIdx.x / gridDim.x;
+    const std::int64_t count = all * (blockIdx.x + 1) / gridDim.x - begin;
+    if (count == 0) return {};
+    const int tile_p = static_cast<int>(begin / num_tiles);
+    return {count, tile_p, static_cast<int>(begin - std::int64_t{tile_p} * num_tiles)};
+  }
+
   struct TileAt {
     Tile tile;
     int tile_p;
     int consumer;
     bool is_new_user;  // or a new tile of P
   };
-  // Walks over a CTA's share of all tiles: neighbours, so that most have the same user. The next
-  // one is asked for while the current one is worked on.
+  // Walks over a CTA's share: most neighbours have the same user. The next tile is asked for while
+  // the current one is worked on.
   class TileCursor {
    public:
     __device__ __forceinline__ explicit TileCursor(const Sm90Args& args)
         : tiles_(args.tiles), num_tiles_(*args.num_tiles) {
-      const std::int64_t all = std::int64_t{num_tiles_} * args.num_tiles_p;
-      const std::int64_t begin = all * blockIdx.x / gridDim.x;
-      left_ = all * (blockIdx.x + 1) / gridDim.x - begin;
+      const Share share = share_of_cta(num_tiles_, args.num_tiles_p);
+      left_ = share.count;
       if (left_ == 0) return;
-      tile_p_ = static_cast<int>(begin / num_tiles_);
-      index_ = static_cast<int>(begin - std::int64_t{tile_p_} * num_tiles_);
+      tile_p_ = share.tile_p;
+      index_ = share.index;
       next_ = tiles_[index_];
     }
     __device__ __forceinline__ bool take(TileAt& at) {

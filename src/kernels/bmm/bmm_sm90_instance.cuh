@@ -86,9 +86,13 @@ void launch_typed(const Sm90Launch& launch) {
                         p);
   }
   if (config.store == BmmStore::kTma) params.out = make_out_map(p);
-  params.args = {.num_tiles = reinterpret_cast<const std::int32_t*>(at(layout.num_tiles)),
-                 .tiles = reinterpret_cast<const Tile*>(at(layout.tiles)),
-                 .grouped_cands = reinterpret_cast<const std::int32_t*>(at(layout.grouped_cands)),
+  params.args = {.num_tiles = reinterpret_cast<std::int32_t*>(at(layout.num_tiles)),
+                 .tiles = reinterpret_cast<Tile*>(at(layout.tiles)),
+                 .grouped_cands = reinterpret_cast<std::int32_t*>(at(layout.grouped_cands)),
+                 .groups_in_each_cta = groups_in_each_cta(p),
+                 .cand_to_user = p.cand_to_user,
+                 .num_users = p.num_users,
+                 .num_candidates = p.num_candidates,
                  .b_cand = p.b_cand,
                  .out = p.out,
                  .stride_b_b = p.stride_b_b,
@@ -113,7 +117,7 @@ void launch_typed(const Sm90Launch& launch) {
                {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
                 .threads = Traits::kNumThreads,
                 .shared_bytes = shared_bytes(config, num_blocks),
-                .overlaps_previous = true},
+                .overlaps_previous = !params.args.groups_in_each_cta},
                launch.stream, params);
 }
 

@@ -12,9 +12,14 @@
 namespace ikbo::bmm_impl {
 
 struct Sm90Args {
-  const std::int32_t* num_tiles;
-  const Tile* tiles;
-  const std::int32_t* grouped_cands;
+  // Written by the grouping kernel; where each CTA groups for itself, by all CTAs alike.
+  std::int32_t* num_tiles;
+  Tile* tiles;
+  std::int32_t* grouped_cands;
+  bool groups_in_each_cta;
+  const std::int32_t* cand_to_user;
+  int num_users;
+  int num_candidates;
   const void* b_cand;
   void* out;
   std::int64_t stride_b_b;

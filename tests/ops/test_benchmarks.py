@@ -22,7 +22,6 @@ SIZES = {
     "lce": {"K_user": 5, "K_cand": 7, "M": 3, "N": 4},
     "bmm": {"P": 5, "R": 7, "N": 3},
     "target_attention": {"Q": 2, "H": 3, "H_kv": 3, "S": 11, "D": 4},
-    "self_target_attention": {"Q": 2, "H": 3, "H_kv": 3, "S": 11, "D": 4},
 }
 ROW = {"case": {"op": "expand"}, "unit": "ms", "ours": 1.23456, "peers": {"a": 2.0, "b": "no GPU"}}
 

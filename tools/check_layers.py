@@ -25,7 +25,7 @@ IKBO = r"ikbo/\w+\.h"
 ERROR_AND_TYPES = r"ikbo/(error|types)\.h"
 RUNTIME = r"ikbo/runtime/.+"
 FULL_TORCH = rf"(?!{STABLE_TORCH})(torch|ATen|c10)/.+"
-LIBRARIES = (r"simdjson\.h", r"zip\.h", r"zlib\.h", r"CLI/CLI\.hpp")
+LIBRARIES = (r"simdjson\.h", r"zip\.h", r"CLI/CLI\.hpp")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 BUILD=${1:-build/sm90}
+case $BUILD in
+  /*) ;;
+  *) BUILD=$PWD/$BUILD ;;
+esac
 PYTHON=python3
 [ ! -x .venv/bin/python ] || PYTHON=.venv/bin/python
 LOGS=${LOGS:-$(mktemp -d)}
@@ -30,7 +34,7 @@ build() {
   cmake --build "$BUILD"
   cmake --install "$BUILD" --prefix "$BUILD/installed" >/dev/null
   cmake -G Ninja -S examples/cpp -B "$BUILD/example" --log-level=NOTICE \
-    -DCMAKE_PREFIX_PATH="$PWD/$BUILD/installed"
+    -DCMAKE_PREFIX_PATH="$BUILD/installed"
   cmake --build "$BUILD/example"
   cp "$BUILD/example/lce_example" "$BUILD/bin/"
   build_replay
@@ -60,12 +64,12 @@ start() {
 
 SECONDS=0
 build
-export IKBO_OPS_LIBRARY=${IKBO_OPS_LIBRARY:-$PWD/$BUILD/lib/libikbo_ops.so}
+export IKBO_OPS_LIBRARY=${IKBO_OPS_LIBRARY:-$BUILD/lib/libikbo_ops.so}
 export PYTHONPATH=$PWD/python
-export IKBO_REPLAY=${IKBO_REPLAY:-$PWD/$BUILD/bin/ikbo-replay}
+export IKBO_REPLAY=${IKBO_REPLAY:-$BUILD/bin/ikbo-replay}
 # For an ikbo-replay that was built elsewhere; one from here knows where its libraries are.
 TORCH=$($PYTHON -c "import importlib.util as u; print(u.find_spec('torch').origin)")
-export LD_LIBRARY_PATH=$PWD/$BUILD/lib:${TORCH%/*}/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH=$BUILD/lib:${TORCH%/*}/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 printf '\n== GPU tests (logs in %s)\n' "$LOGS"
 pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }

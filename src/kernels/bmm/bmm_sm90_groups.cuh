@@ -37,16 +37,19 @@ struct Sm90Groups : Sm90Cta<Traits> {
                         .cand_to_user = a.cand_to_user,
                         .num_users = a.num_users,
                         .num_candidates = a.num_candidates};
-    const bool is_sorted = groups.count(nullptr, nullptr);
+    groups.clear();
     __syncthreads();
+    const bool is_sorted = groups.count(nullptr, nullptr, s_scratch.cands);
     if (threadIdx.x < 32) {
       device::place_tiles(
-          s_scratch.groups.counts, a.num_users, [](int i) { return i; },
+          a.num_users, [&](int u) { return groups.count_of(u); }, [](int i) { return i; },
           [&](int candidates) { return (candidates * a.n + kTileColumns - 1) / kTileColumns; },
           s_scratch.first_cands, s_scratch.first_tiles, s_scratch.num_tiles);
     }
-    __syncthreads();
-    groups.list(is_sorted, s_scratch.first_cands, s_scratch.cands);
+    if (!is_sorted) {
+      __syncthreads();
+      groups.list(s_scratch.first_cands, s_scratch.cands);
+    }
     __syncthreads();
     write_share(s_scratch);
     device::fence_smem_to_async();

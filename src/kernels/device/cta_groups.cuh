@@ -15,10 +15,10 @@ struct CtaGroups {
   static constexpr int kWarps = kNumThreads / 32;
   struct Scratch {
     std::uint16_t users[kMaxCandsOfCta];                    // of the candidates
+    std::uint16_t ranks[kMaxCandsOfCta];  // among those of its user in the warp's share
     std::uint16_t counts_of_warps[kWarps][kMaxUsersOfCta];  // candidates in the warp's share
-    std::uint16_t counts[kMaxUsersOfCta];
-    std::uint16_t begin[kMaxUsersOfCta];
-    std::uint16_t end[kMaxUsersOfCta];
+    std::uint16_t begin[kMaxUsersOfCta];  // of a user's candidates, where they are sorted
+    std::uint16_t end[kMaxUsersOfCta];    // begin + the user's count
   };
 
   Scratch& scratch;
@@ -26,105 +26,110 @@ struct CtaGroups {
   int num_users;
   int num_candidates;
 
-  // Counts the candidates of each user u; thread u % kNumThreads knows the count at once, others
-  // after a barrier. Raises `longest` of each user to the `lengths` of its candidates, where there
-  // are any. Whether the candidates are sorted by user.
-  __device__ __forceinline__ bool count(const std::int32_t* lengths, int* longest) const {
-    for (int u = thread(); u < num_users; u += kNumThreads) {
-      scratch.begin[u] = scratch.end[u] = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) scratch.counts_of_warps[w][u] = 0;
-    }
-    __syncthreads();
-    load_users(lengths, longest);
-    __syncthreads();
-    const bool is_sorted = __syncthreads_and(has_sorted_share() ? 1 : 0) != 0;
-    if (is_sorted) {
-      count_sorted();
-    } else {
-      visit_share([](int, int, const Peers&, const std::uint16_t*) {});
-    }
-    __syncthreads();
-    for (int u = thread(); u < num_users; u += kNumThreads) sum_up(u);
-    return is_sorted;
+  // Before all else; a barrier of the CTA follows.
+  __device__ __forceinline__ void clear() const {
+#pragma unroll 1
+    for (int u = thread(); u < num_users; u += kNumThreads) scratch.begin[u] = scratch.end[u] = 0;
   }
 
-  __device__ __forceinline__ void list(bool is_sorted, const std::uint16_t* first_cands,
+  // Counts the candidates of each user, and lists them in `cands` where they are sorted by user,
+  // which it returns; a barrier of the CTA is passed since. Raises `longest` of each user to the
+  // `lengths` of its candidates, where there are any.
+  __device__ __forceinline__ bool count(const std::int32_t* lengths, int* longest,
+                                        std::uint16_t* cands) const {
+    const bool is_sorted = __syncthreads_and(load_users(lengths, longest, cands) ? 1 : 0) != 0;
+    if (is_sorted) return true;
+    rank_share();
+    __syncthreads();
+#pragma unroll 1
+    for (int u = thread(); u < num_users; u += kNumThreads) sum_up(u);
+    __syncthreads();
+    return false;
+  }
+
+  __device__ __forceinline__ int count_of(int user) const {
+    return scratch.end[user] - scratch.begin[user];
+  }
+
+  // Lists candidates that are not sorted.
+  __device__ __forceinline__ void list(const std::uint16_t* first_cands,
                                        std::uint16_t* cands) const {
-    if (is_sorted) {
-      for (int b = thread(); b < num_candidates; b += kNumThreads) {
-        cands[b] = static_cast<std::uint16_t>(b);
-      }
-      return;
+    const std::uint16_t* before = scratch.counts_of_warps[thread() / 32];
+#pragma unroll 2
+    for (int b = begin_of_share(); b < end_of_share(); b += 32) {
+      const int user = scratch.users[b];
+      cands[first_cands[user] + before[user] + scratch.ranks[b]] = static_cast<std::uint16_t>(b);
     }
-    visit_share([&](int b, int user, const Peers& peers, const std::uint16_t* counts) {
-      if (user >= 0) {
-        cands[first_cands[user] + counts[user] + peers.before()] = static_cast<std::uint16_t>(b);
-      }
-      __syncwarp();
-    });
   }
 
  private:
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
 
-  // Many at once: they come from far.
-  __device__ __forceinline__ void load_users(const std::int32_t* lengths, int* longest) const {
-    constexpr int kAtOnce = 8;
+  // Many at once: they come from far. Sorted users begin where they differ from the one before.
+  __device__ __forceinline__ bool load_users(const std::int32_t* lengths, int* longest,
+                                             std::uint16_t* cands) const {
+    constexpr int kAtOnce = 6;
+    bool is_sorted = true;
+#pragma unroll 1
     for (int first = thread(); first < num_candidates; first += kAtOnce * kNumThreads) {
       int user[kAtOnce];
-      int length[kAtOnce];
+      int user_before[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int b = first + i * kNumThreads;
-        const bool has_cand = b < num_candidates;
-        user[i] = has_cand ? cand_to_user[b] : -1;
-        length[i] = has_cand && lengths != nullptr ? lengths[b] : 0;
+        user[i] = b < num_candidates ? cand_to_user[b] : 0;
+        user_before[i] = b > 0 && b < num_candidates ? cand_to_user[b - 1] : -1;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (user[i] < 0) continue;
-        scratch.users[first + i * kNumThreads] = static_cast<std::uint16_t>(user[i]);
-        if (length[i] > 0) atomicMax(&longest[user[i]], length[i]);
+        const int b = first + i * kNumThreads;
+        if (b >= num_candidates) break;
+        scratch.users[b] = static_cast<std::uint16_t>(user[i]);
+        cands[b] = static_cast<std::uint16_t>(b);
+        is_sorted = is_sorted && user_before[i] <= user[i];
+        if (user_before[i] != user[i]) {
+          scratch.begin[user[i]] = static_cast<std::uint16_t>(b);
+          if (b > 0) scratch.end[user_before[i]] = static_cast<std::uint16_t>(b);
+        }
+        if (b == num_candidates - 1) scratch.end[user[i]] = static_cast<std::uint16_t>(b + 1);
       }
     }
-  }
-
-  __device__ __forceinline__ bool has_sorted_share() const {
-    bool is_sorted = true;
-    for (int b = thread() + 1; b < num_candidates; b += kNumThreads) {
-      is_sorted = is_sorted && scratch.users[b - 1] <= scratch.users[b];
+    if (lengths != nullptr) {
+#pragma unroll 1
+      for (int b = thread(); b < num_candidates; b += kNumThreads) {
+        atomicMax(&longest[cand_to_user[b]], lengths[b]);
+      }
     }
     return is_sorted;
   }
 
-  __device__ __forceinline__ void count_sorted() const {
-    const int last = num_candidates - 1;
-    for (int b = thread(); b <= last; b += kNumThreads) {
-      const int user = scratch.users[b];
-      if (b == 0 || scratch.users[b - 1] != user) {
-        scratch.begin[user] = static_cast<std::uint16_t>(b);
-      }
-      if (b == last || scratch.users[b + 1] != user) {
-        scratch.end[user] = static_cast<std::uint16_t>(b + 1);
-      }
-    }
+  // A warp's share of neighbouring candidates; of them this lane's.
+  __device__ __forceinline__ int share() const {
+    return (num_candidates + kNumThreads - 1) / kNumThreads * 32;
+  }
+  __device__ __forceinline__ int begin_of_share() const {
+    return thread() / 32 * share() + thread() % 32;
+  }
+  __device__ __forceinline__ int end_of_share() const {
+    return min((thread() / 32 + 1) * share(), num_candidates);
   }
 
-  // Calls `visit(b, user, peers, counts)` for the warp's share of neighbouring candidates, in order
-  // and by all lanes, then adds them to the warp's counts; a user of -1 where there is none.
-  template <typename Visit>
-  __device__ __forceinline__ void visit_share(Visit&& visit) const {
+  // Counts the users in the warp's share, and each candidate's rank among those of its user there.
+  __device__ __forceinline__ void rank_share() const {
     std::uint16_t* counts = scratch.counts_of_warps[thread() / 32];
-    const int share = (num_candidates + kNumThreads - 1) / kNumThreads * 32;
-    const int first = thread() / 32 * share;
-    for (int at = 0; at < share && first + at < num_candidates; at += 32) {
-      const int b = first + at + thread() % 32;
-      const int user = b < num_candidates ? scratch.users[b] : -1;
+#pragma unroll 1
+    for (int u = thread() % 32; u < num_users; u += 32) counts[u] = 0;
+    __syncwarp();
+    const int end = end_of_share();
+#pragma unroll 1
+    for (int b = begin_of_share(); b - thread() % 32 < end; b += 32) {
+      const int user = b < end ? scratch.users[b] : -1;
       const Peers peers(user);
-      visit(b, user, peers, counts);
-      if (user >= 0 && peers.is_first()) {
-        counts[user] = static_cast<std::uint16_t>(counts[user] + peers.count());
+      const int before = user >= 0 ? counts[user] : 0;
+      __syncwarp();
+      if (user >= 0) {
+        scratch.ranks[b] = static_cast<std::uint16_t>(before + peers.before());
+        if (peers.is_first()) counts[user] = static_cast<std::uint16_t>(before + peers.count());
       }
       __syncwarp();
     }
@@ -132,17 +137,15 @@ struct CtaGroups {
 
   // A user's candidates; those of a warp's share are placed after those of the warps before it.
   __device__ __forceinline__ void sum_up(int user) const {
-    int count[kWarps];
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) count[w] = scratch.counts_of_warps[w][user];
     int before = 0;
-#pragma unroll
+#pragma unroll 4
     for (int w = 0; w < kWarps; ++w) {
+      const int count = scratch.counts_of_warps[w][user];
       scratch.counts_of_warps[w][user] = static_cast<std::uint16_t>(before);
-      before += count[w];
+      before += count;
     }
-    scratch.counts[user] =
-        static_cast<std::uint16_t>(before + scratch.end[user] - scratch.begin[user]);
+    scratch.begin[user] = 0;
+    scratch.end[user] = static_cast<std::uint16_t>(before);
   }
 };
 

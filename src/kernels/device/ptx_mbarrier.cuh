@@ -39,6 +39,19 @@ __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Whether the phase has ended, without waiting.
+__device__ __forceinline__ bool mbarrier_test(std::uint32_t barrier, int parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // NOTE: the wait is bounded. A pipeline that stalls for seconds is a bug; the trap turns it into an
 // error of the launch instead of a hung device.
 __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity) {

@@ -57,19 +57,31 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
   const float sum = sum_of_warp(weight_of_lane[0] + weight_of_lane[1]);
   constexpr int kPairs = (kHeadDim / 2 + 31) / 32;  // of columns, of a lane
+  constexpr int kRangesAtOnce = 16 / kPairs;        // whose results are on their way
   float2 total[kPairs] = {};
-  for (int split = 0; split < args.num_splits; ++split) {
-    const float weight =
-        __shfl_sync(~0u, split < 32 ? weight_of_lane[0] : weight_of_lane[1], split % 32);
-    if (weight == 0) continue;  // of a range without keys nothing is stored
-    const auto* g_row =
-        reinterpret_cast<const float2*>(args.partial_out + partial_row(split) * kHeadDim);
+  for (int first_split = 0; first_split < args.num_splits; first_split += kRangesAtOnce) {
+    float weight[kRangesAtOnce];
+    float2 pair[kRangesAtOnce][kPairs];
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (lane + 32 * i >= kHeadDim / 2) continue;
-      const float2 pair = g_row[lane + 32 * i];
-      total[i].x += weight * pair.x;
-      total[i].y += weight * pair.y;
+    for (int s = 0; s < kRangesAtOnce; ++s) {
+      const int split = first_split + s;
+      weight[s] = __shfl_sync(~0u, split < 32 ? weight_of_lane[0] : weight_of_lane[1], split % 32);
+      const auto* g_row =
+          reinterpret_cast<const float2*>(args.partial_out + partial_row(split) * kHeadDim);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        // Of a range without keys nothing is stored.
+        const bool counts = weight[s] != 0 && lane + 32 * i < kHeadDim / 2;
+        pair[s][i] = counts ? g_row[lane + 32 * i] : float2{};
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < kRangesAtOnce; ++s) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        total[i].x += weight[s] * pair[s][i].x;
+        total[i].y += weight[s] * pair[s][i].y;
+      }
     }
   }
   const Row at = row_at(args, args.grouped_cands, tile, kv_head, tile.first_row + row_of_tile);

@@ -42,11 +42,11 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     device::prefetch_tensor_map(&params.q);
     device::prefetch_tensor_map(&params.out);
   }
+  if (params.args.groups_in_each_cta) Sm90Groups<Traits>::begin(params.args, shared);
   __syncthreads();
   device::grid_dependency_launch();
   if (params.args.groups_in_each_cta) {
-    const Sm90Groups<Traits> groups{cta};
-    groups.group();
+    Sm90Groups<Traits>::group(params.args);
   } else {
     device::grid_dependency_wait();  // for the list of tiles
   }
@@ -60,7 +60,10 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     if (warp == 0 && lane == 0) history.load_keys_and_values();
     if (warp == 1) history.clear_stray_rows(lane);
     if (warp == 2) rows.has_boxes() ? rows.load_query_boxes(lane) : rows.load_query_rows(lane);
-    if (warp == 3) rows.store_outputs(lane);
+    if (warp == 3) {
+      publish_groups(cta, lane);
+      rows.store_outputs(lane);
+    }
   } else {
     device::registers_increase<Traits::kConsumerRegisters>();
     const Sm90Consumers<Traits> consumers{cta};

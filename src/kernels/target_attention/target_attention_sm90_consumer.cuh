@@ -30,6 +30,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   using Ring = typename Cta::Ring;
   using QueryRing = typename Cta::QueryRing;
   using Softmax = OnlineSoftmax<Element, Traits::kKeyBlock>;
+  static constexpr int kShort = Traits::kShortBlock;
   using Cta::address;
   using Cta::kConsumers;
   using Cta::kHeadDim;
@@ -41,8 +42,9 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   using Cta::vector_offset;
   using Cta::wait_for;
 
-  // s = q k^T of one block.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kKeyBlock / 2], std::uint32_t s_query,
+  // s = q k^T of the first kKeys keys of a block.
+  template <int kKeys>
+  __device__ __forceinline__ void multiply_keys(float (&s)[kKeys / 2], std::uint32_t s_query,
                                                 int stage) const {
     const std::uint64_t q = device::wgmma_descriptor_k_major_128b(s_query);
     const std::uint64_t k = device::wgmma_descriptor_k_major_128b(address(shared.k[stage]));
@@ -51,7 +53,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
       const int within = step % 4 * device::kWgmmaStepKMajor;
-      device::wgmma_m64k16<Element, kKeyBlock, false>(
+      device::wgmma_m64k16<Element, kKeys, false>(
           s, q + step / 4 * (Traits::kQueryChunkBytes / 16) + within,
           k + step / 4 * (Traits::kBlockChunkBytes / 16) + within, step > 0);
     }
@@ -59,16 +61,17 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     device::fence_registers(s);
   }
 
-  // o += p v of one block.
+  // o += p v of the first kKeys keys of a block.
+  template <int kKeys>
   __device__ __forceinline__ void multiply_values(float (&o)[kHeadDim / 2],
-                                                  const std::uint32_t (&p)[kKeyBlock / 16][4],
-                                                  int stage, int accumulate) const {
+                                                  const typename Softmax::Weights& p, int stage,
+                                                  int accumulate) const {
     const std::uint64_t v =
         device::wgmma_descriptor_mn_major_wide(address(shared.v[stage]), Traits::kBlockChunkBytes);
     device::fence_registers(o);
     device::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kKeyBlock / 16; ++step) {
+    for (int step = 0; step < kKeys / 16; ++step) {
       device::wgmma_m64k16_registers<Element, kHeadDim>(
           o, p[step], v + step * device::kWgmmaStepMnMajor, step > 0 ? 1 : accumulate);
     }
@@ -94,9 +97,6 @@ struct Sm90Consumers : Sm90Cta<Traits> {
             .partial = tile.partial,
             .unused = 0};
   }
-  __device__ __forceinline__ static int blocks_of(const ConsumerTile& tile) {
-    return (tile.num_keys + kKeyBlock - 1) / kKeyBlock;
-  }
   // Number of this thread's row among the consumer's 64.
   __device__ __forceinline__ static int row_of(int thread, int half) {
     return thread / 32 * 16 + thread % 32 / 4 + 8 * half;
@@ -109,38 +109,83 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     int thread;  // of the warpgroup
     Ring k;
     Ring v;
-    QueryRing q;
+    QueryRing q;  // of the tile that is not stored yet
     Softmax softmax;
-    bool is_pending = false;  // p holds weights that are not yet multiplied with their values
-    bool is_first = true;     // those would be the first of their tile
+    ConsumerTile tile{.num_rows = 1};  // and where its Q lies: of the block that comes next
+    int q_slot = 0;
+    int left = 0;        // keys of the tile that are not yet multiplied
+    int pending = 0;     // keys of a block, whole or short, whose weights p still holds: their
+                         // values are to be multiplied
+    int accumulate = 0;  // whether those are not the first of their tile
+    bool has_next = false;  // the next block of K and the values pending have been seen to be there
     float o[kHeadDim / 2];
     typename Softmax::Weights p;
   };
 
+  // Waits for the Q of the next tile.
+  __device__ __forceinline__ void take_tile(Consumer& me) const {
+    QueryRing q = me.q;
+    if (me.pending > 0) q.advance();
+    wait_for(shared.full_q[me.number], q);
+    me.tile = tile_at(me.number, q.slot);
+    me.q_slot = q.slot;
+    me.left = me.tile.num_rows > 0 ? me.tile.num_keys : 0;
+  }
+
+  // NOTE: in the order in which the instructions are first needed: they come from far. The loop
+  // over whole blocks, with the step to the next tile, lies together: a jump out of it costs hundreds
+  // of cycles.
   __device__ __forceinline__ void consume(int number, int thread) const {
     Consumer me{.number = number, .thread = thread};
     if (number == kConsumers - 1) pass_turn(number);  // the first turn is consumer 0's
-    bool has_room = true;  // for the Q of the tile after the next, before this one is finished
-    while (true) {
-      if (!has_room) finish(me);
-      QueryRing q = me.q;
-      if (me.is_pending) q.advance();
-      wait_for(shared.full_q[number], q);
-      const ConsumerTile tile = tile_at(number, q.slot);
-      if (tile.num_rows == 0) finish(me);
-      if (tile.num_keys == 0) break;
-      if (tile.num_rows == 0) {
-        skip_tile(blocks_of(tile), me);
-      } else {
-        compute_tile(tile, q.slot, me);
+    while (true) {  // nothing is pending
+      if (is_done(me)) take_tile(me);
+      if (me.tile.num_keys == 0) break;
+      if (me.tile.num_rows == 0) {
+        skip_tile(me);
+        continue;
       }
-      // Of short tiles, too, the next Q may not come before this one has made room.
-      has_room = Traits::kQueryBuffers > 1 && blocks_of(tile) > 1;
+      start_tile(me);
+      while (true) {
+        while (me.pending == kKeyBlock && me.left > kShort) {
+#pragma unroll 1
+          do {
+            compute_block<kKeyBlock, kKeyBlock>(me);
+          } while (me.left > kShort);
+          if (me.left <= 0 && makes_room(me.tile)) take_tile(me);
+        }
+        if (is_done(me) && makes_room(me.tile)) {
+          take_tile(me);
+          continue;
+        }
+        const bool both_short = me.pending == kShort && me.left <= kShort;
+        if (me.left <= 0 || both_short) break;
+        if constexpr (kShort > 0) {
+          if (me.pending == kShort) {
+            compute_block<kKeyBlock, kShort>(me);
+          } else {
+            compute_block<kShort, kKeyBlock>(me);
+          }
+        }
+      }
+      finish(me);
     }
   }
 
+  // Of the tile at hand, this consumer's part; before the first it is.
+  __device__ __forceinline__ static bool is_done(const Consumer& me) {
+    return me.left <= 0 && me.tile.num_rows > 0;
+  }
+
+  // Whether the next Q may come before this tile is finished. Not so with short tiles: it would
+  // need the place of this one's.
+  __device__ __forceinline__ static bool makes_room(const ConsumerTile& tile) {
+    return Traits::kQueryBuffers > 1 && tile.num_keys > kKeyBlock;
+  }
+
   // Goes through the motions for a tile in which this consumer has no rows.
-  __device__ __forceinline__ void skip_tile(int blocks, Consumer& me) const {
+  __device__ __forceinline__ void skip_tile(Consumer& me) const {
+    const int blocks = (me.tile.num_keys + kKeyBlock - 1) / kKeyBlock;
     for (int j = 0; j < blocks; ++j) {
       take_turn(me.number);
       pass_turn(me.number);
@@ -152,110 +197,128 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     device::mbarrier_arrive(address(shared.staged[me.number][me.q.slot]));
     __syncwarp();
     me.q.advance();
+    me.tile.num_rows = 1;
   }
 
-  // Multiplies with the logits of each block the values of the block before, of this tile or of
-  // the one before it. The last block's values are left pending.
-  __device__ __forceinline__ void compute_tile(const ConsumerTile& tile, int q_slot,
-                                               Consumer& me) const {
+  // The first block of a tile, with nothing pending.
+  __device__ __forceinline__ void start_tile(Consumer& me) const {
     typename Softmax::Logits s;
-    const bool has_limits = params.args.histories.cand_lengths != nullptr;
-    const int blocks = blocks_of(tile);
-    const auto mask = [&](int block) {
-      if (!has_limits && (block + 1) * kKeyBlock <= tile.num_keys) return;
-      int limit[2] = {tile.num_keys, tile.num_keys};
-      if (has_limits) {
-        for (int half = 0; half < 2; ++half) {
-          limit[half] = shared.limits[me.number][q_slot][row_of(me.thread, half)];
-        }
-      }
-      Softmax::mask(s, block * kKeyBlock, limit, me.thread);
-    };
-    const std::uint32_t s_query = address(shared.q[me.number][q_slot]);
-    int begin = 0;
-    if (!me.is_pending) {
-      wait_for(shared.full_k, me.k);
-      take_turn(me.number);
-      multiply_keys(s, s_query, me.k.slot);
-      pass_turn(me.number);
-      device::wgmma_wait<0>();
-      device::fence_registers(s);
-      release(shared.empty_k, me.k, me.thread);
-      mask(0);
-      me.softmax.begin(s, params.args.scale_log2);
-      me.softmax.step(s, me.p);
-      me.is_pending = true;
-      me.is_first = true;
-      begin = 1;
-    }
-#pragma unroll 1
-    for (int j = begin; j < blocks; ++j) {
+    wait_for(shared.full_k, me.k);
+    take_turn(me.number);
+    multiply_keys<kKeyBlock>(s, address(shared.q[me.number][me.q_slot]), me.k.slot);
+    pass_turn(me.number);
+    device::wgmma_wait<0>();
+    device::fence_registers(s);
+    release(shared.empty_k, me.k, me.thread);
+    mask(s, me);
+    me.softmax.begin(s, params.args.scale_log2);
+    me.softmax.step(s, me.p);
+    me.pending = me.left > kShort ? kKeyBlock : kShort;
+    me.accumulate = 0;
+    me.left -= kKeyBlock;
+  }
+
+  // Multiplies with the logits of the next block the values of the block before, of this tile or
+  // of the one before it, and leaves its own values pending. At most kKeys of the block count, and
+  // kPendingKeys of the one before.
+  template <int kKeys, int kPendingKeys>
+  __device__ __forceinline__ void compute_block(Consumer& me) const {
+    float s[kKeys / 2];
+    if (!me.has_next) {
       wait_for(shared.full_k, me.k);
       wait_for(shared.full_v, me.v);
-      take_turn(me.number);
-      multiply_keys(s, s_query, me.k.slot);
-      multiply_values(me.o, me.p, me.v.slot, !me.is_first);
-      pass_turn(me.number);
-      device::wgmma_wait<1>();
-      device::fence_registers(s);
-      release(shared.empty_k, me.k, me.thread);
-      mask(j);
-      float finished[2];
-      typename Softmax::Weights next_p;
-      if (j == 0) {
-        finish_rows(me, finished);
-        me.softmax.begin(s, params.args.scale_log2);
-      }
-      const bool rescales = me.softmax.step(s, next_p);
-      finish_before_wait(me.softmax.sum, s_base);
-      device::wgmma_wait<0>();
-      device::fence_registers(me.o);
-      release(shared.empty_v, me.v, me.thread);
-      // NOTE: a plain copy would be made by giving both the same registers, which the values are
-      // still multiplied from.
-      const std::uint32_t zero = static_cast<std::uint32_t>(computed_here(0));
+    }
+    take_turn(me.number);
+    multiply_keys<kKeys>(s, address(shared.q[me.number][me.q_slot]), me.k.slot);
+    multiply_values<kPendingKeys>(me.o, me.p, me.v.slot, me.accumulate);
+    pass_turn(me.number);
+    device::wgmma_wait<1>();
+    device::fence_registers(s);
+    release(shared.empty_k, me.k, me.thread);
+    mask(s, me);
+    float finished[2];
+    const bool begins = me.left == me.tile.num_keys;
+    if (begins) {
+      finish_rows(me, finished);
+      me.softmax.begin(s, params.args.scale_log2);
+    }
+    std::uint32_t next_p[kKeys / 16][4];
+    const bool rescales = me.softmax.step(s, next_p);
+    Ring next_v = me.v;
+    next_v.advance();
+    me.has_next = this->has(shared.full_k, me.k) && this->has(shared.full_v, next_v);
+    finish_before_wait(me.softmax.sum, s_base);
+    device::wgmma_wait<0>();
+    device::fence_registers(me.o);
+    release(shared.empty_v, me.v, me.thread);
+    // NOTE: a plain copy would be made by giving both the same registers, which the values are
+    // still multiplied from.
+    const std::uint32_t zero = static_cast<std::uint32_t>(computed_here(0));
 #pragma unroll
-      for (int i = 0; i < kKeyBlock / 4; ++i) me.p[i / 4][i % 4] = next_p[i / 4][i % 4] ^ zero;
-      me.is_first = j == 0;
-      if (j == 0) {
-        stage_tile(finished, me);
-      } else if (rescales) {
+    for (int i = 0; i < kKeys / 4; ++i) me.p[i / 4][i % 4] = next_p[i / 4][i % 4] ^ zero;
+    me.left -= kKeyBlock;
+    me.pending = kKeys;
+    me.accumulate = begins ? 0 : 1;
+    if (begins) {
+      stage_tile(finished, me);
+    } else if (rescales) {
 #pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) me.o[i] *= me.softmax.factor[i % 4 / 2];
+      for (int i = 0; i < kHeadDim / 2; ++i) me.o[i] *= me.softmax.factor[i % 4 / 2];
+    }
+  }
+
+  // Logits of the next block's keys that do not count.
+  template <int kCount>
+  __device__ __forceinline__ void mask(float (&s)[kCount], const Consumer& me) const {
+    const bool has_limits = params.args.histories.cand_lengths != nullptr;
+    if (!has_limits && me.left >= 2 * kCount) return;
+    const int thread = computed_here(me.thread);
+    int limit[2] = {me.left, me.left};
+    if (has_limits) {
+      for (int half = 0; half < 2; ++half) {
+        limit[half] -=
+            me.tile.num_keys - shared.limits[me.number][me.q_slot][row_of(thread, half)];
       }
     }
+    Softmax::mask(s, limit, thread);
   }
 
   // Multiplies what is pending, and stores.
   __device__ __forceinline__ void finish(Consumer& me) const {
-    if (!me.is_pending) return;
     wait_for(shared.full_v, me.v);
-    multiply_values(me.o, me.p, me.v.slot, !me.is_first);
-    device::wgmma_wait<0>();
-    device::fence_registers(me.o);
+    if (me.pending == kShort) {
+      multiply_last_values<kShort>(me);
+    } else {
+      multiply_last_values<kKeyBlock>(me);
+    }
     release(shared.empty_v, me.v, me.thread);
+    me.has_next = false;
     device::named_barrier_sync(1 + me.number, kThreads);  // all of Q has been read
     float finished[2];
     finish_rows(me, finished);
     stage_tile(finished, me);
-    me.is_pending = false;
+    me.pending = 0;
+  }
+
+  template <int kKeys>
+  __device__ __forceinline__ void multiply_last_values(Consumer& me) const {
+    multiply_values<kKeys>(me.o, me.p, me.v.slot, me.accumulate);
+    device::wgmma_wait<0>();
+    device::fence_registers(me.o);
   }
 
   // Stores the log-sum-exp of this thread's rows, and tells what their sums are to be multiplied
   // by.
   __device__ __forceinline__ void finish_rows(const Consumer& me, float (&inverse)[2]) const {
-    const int slot = me.q.slot;
-    float* lse_of_rows = params.args.partial_out == nullptr
-                             ? shared.lse[me.number][slot]
-                             : params.args.partial_lse + shared.tiles[me.number][slot].partial;
+    const int thread = computed_here(me.thread);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float sum = sum_of_row(me.softmax.sum[half]);
-      inverse[half] = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
-      if (me.thread % 4 != 0) continue;
-      lse_of_rows[row_of(me.thread, half)] =
+      inverse[half] = sum == 0 ? 0.0f : reciprocal_approx(sum);
+      if (thread % 4 != 0) continue;
+      shared.lse[me.number][me.q.slot][row_of(thread, half)] =
           sum == 0 ? Softmax::kMinusInfinity
-                   : (me.softmax.shift[half] + __log2f(sum)) * 0.693147180559945f;
+                   : (me.softmax.shift[half] + log2_approx(sum)) * 0.693147180559945f;
     }
   }
 
@@ -267,7 +330,6 @@ struct Sm90Consumers : Sm90Cta<Traits> {
       store_partial(inverse, me);
     } else {
       store_in_place_of_query(inverse, me);
-      device::fence_smem_to_async();
     }
     device::mbarrier_arrive(address(shared.staged[me.number][me.q.slot]));
     __syncwarp();
@@ -276,12 +338,13 @@ struct Sm90Consumers : Sm90Cta<Traits> {
 
   __device__ __forceinline__ void store_partial(const float (&inverse)[2],
                                                 const Consumer& me) const {
+    const int thread = computed_here(me.thread);
     const int first_row = shared.tiles[me.number][me.q.slot].partial;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int64_t row = first_row + row_of(me.thread, half);
+      const std::int64_t row = first_row + row_of(thread, half);
       auto* g_row =
-          reinterpret_cast<float2*>(params.args.partial_out + row * kHeadDim) + me.thread % 4;
+          reinterpret_cast<float2*>(params.args.partial_out + row * kHeadDim) + thread % 4;
 #pragma unroll
       for (int j = 0; j < kHeadDim / 8; ++j) {
         const float* d = me.o + 4 * j + 2 * half;
@@ -293,8 +356,9 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   __device__ __forceinline__ void store_in_place_of_query(const float (&inverse)[2],
                                                           const Consumer& me) const {
     const std::uint32_t s_tile = address(shared.q[me.number][me.q.slot]);
-    const int lane = computed_here(me.thread % 32);
-    const int first_row = me.thread / 32 * 16;
+    const int thread = computed_here(me.thread);
+    const int lane = thread % 32;
+    const int first_row = thread / 32 * 16;
     // Matrices of 8 x 8: (rows 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
     const auto row = static_cast<unsigned>(first_row + lane % 16);
 #pragma unroll

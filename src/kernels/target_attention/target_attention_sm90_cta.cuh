@@ -141,6 +141,11 @@ struct Sm90Cta {
                                            const RingPosition<kSize>& ring) const {
     device::mbarrier_wait(address(full[ring.slot]), ring.phase);
   }
+  template <int kSize>
+  __device__ __forceinline__ bool has(const std::uint64_t (&full)[kSize],
+                                      const RingPosition<kSize>& ring) const {
+    return device::mbarrier_test(address(full[ring.slot]), ring.phase);
+  }
   // One arrival per warp.
   template <int kSize>
   __device__ __forceinline__ void release(const std::uint64_t (&empty)[kSize],

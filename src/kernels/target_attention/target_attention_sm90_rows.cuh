@@ -58,7 +58,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
   };
 
   // Calls `place(half, where)` for rows `lane` and `lane` + 32 of a consumer's tile. Rows that are
-  // not there stand for the first.
+  // not there have the first one's place.
   template <typename Place>
   __device__ __forceinline__ void find_rows(const TileAt& at, int consumer, int lane,
                                             Place&& place) const {
@@ -185,7 +185,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
         device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
         announce(at, c, slot, lane);
         if (has_rows) {
-          load_rows(address(shared.q[c][slot]), lane);
+          load_rows(address(shared.q[c][slot]), rows_of(at.tile, c), lane);
           device::copy_async_wait<0>();
           device::fence_smem_to_async();
         }
@@ -197,7 +197,9 @@ struct Sm90Rows : Sm90Cta<Traits> {
     announce_end(rings, lane);
   }
 
-  __device__ __forceinline__ void load_rows(std::uint32_t s_tile, int lane) const {
+  // Rows from `rows` on are zeros. NOTE: read from the first one's place by all CTAs at once, they
+  // would wait for each other.
+  __device__ __forceinline__ void load_rows(std::uint32_t s_tile, int rows, int lane) const {
     const LaneVectors mine(lane);
     if (mine.vector >= kVectorsOfRow) return;
     const bool counts = static_cast<int>(mine.vector) * 8 < params.args.head_dim;
@@ -211,13 +213,15 @@ struct Sm90Rows : Sm90Cta<Traits> {
       }
 #pragma unroll
       for (int s = 0; s < LaneVectors::kSteps; ++s) {
-        device::copy_async<16>(s_tile + mine.offset_after(first, s), g_row[s], counts ? 16 : 0);
+        const bool is_row = static_cast<int>(first + mine.row(s)) < rows;
+        device::copy_async<16>(s_tile + mine.offset_after(first, s), g_row[s],
+                               counts && is_row ? 16 : 0);
       }
     }
     device::copy_async_commit();
   }
 
-  // Stores what the consumers leave in the place of Q. They store partial results themselves.
+  // Stores what the consumers leave in the place of Q. They store partial rows themselves.
   __device__ __forceinline__ void store_outputs(int lane) const {
     QueryRing rings[kConsumers];
     const bool is_partial = params.args.partial_out != nullptr;
@@ -235,6 +239,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
           store_tile(at, c, rings[c], lane);
         } else {
           device::mbarrier_wait(address(shared.staged[c][slot]), rings[c].phase);
+          if (is_partial) store_partial_lse(partial_row(at, c), rows, shared.lse[c][slot], lane);
         }
         device::mbarrier_arrive(address(shared.empty_q[c][slot]));
         __syncwarp();
@@ -242,6 +247,12 @@ struct Sm90Rows : Sm90Cta<Traits> {
       }
     }
     device::tma_store_wait();
+  }
+
+  __device__ __forceinline__ void store_partial_lse(int first_row, int rows, const float* lse,
+                                                    int lane) const {
+    float* g_lse = params.args.partial_lse + first_row;
+    for (int row = lane; row < rows; row += 32) g_lse[row] = lse[row];
   }
 
   // Where this lane's two rows of a consumer's tile go; the places of all rows of the output are
@@ -266,6 +277,8 @@ struct Sm90Rows : Sm90Cta<Traits> {
     const bool has_box = has_boxes() && lane < boxes_of(at, consumer);
     if (has_box) box = box_of_lane(at, consumer, lane);
     device::mbarrier_wait(address(shared.staged[consumer][ring.slot]), ring.phase);
+    // NOTE: here, not by the consumers, whose every cycle between two tiles counts.
+    device::fence_smem_to_async();
     const std::uint32_t s_tile = address(shared.q[consumer][ring.slot]);
     const int rows = rows_of(at.tile, consumer);
     if (has_box) store_box(s_tile, box);

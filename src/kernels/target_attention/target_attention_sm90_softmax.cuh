@@ -27,6 +27,16 @@ __device__ __forceinline__ float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 // Over the four threads that share a row.
 __device__ __forceinline__ float sum_of_row(float x) {
@@ -49,36 +59,39 @@ struct OnlineSoftmax {
   float sum[2] = {0, 0};     // of this thread's keys
   float factor[2] = {1, 1};  // what sums of earlier blocks are to be multiplied by
 
-  // Keys at and past a row's limit count as absent; `first_key` is the block's.
-  __device__ __forceinline__ static void mask(Logits& s, int first_key, const int (&limit)[2],
+  // Keys at and past a row's limit, counted from the block's first, are absent.
+  template <int kCount>
+  __device__ __forceinline__ static void mask(float (&s)[kCount], const int (&limit)[2],
                                               int thread) {
 #pragma unroll
-    for (int j = 0; j < kKeyBlock / 8; ++j) {
+    for (int j = 0; j < kCount / 4; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = first_key + j * 8 + thread % 4 * 2 + e % 2;
+        const int key = j * 8 + thread % 4 * 2 + e % 2;
         if (key >= limit[e / 2]) s[4 * j + e] = kMinusInfinity;
       }
     }
   }
 
-  // A new row begins with this block; step() follows. A quarter of the keys, the first among them,
-  // says well enough where the shift has to be.
-  __device__ __forceinline__ void begin(const Logits& s, float scale) {
+  // A new row begins with this block. A quarter of the keys, the first among them, says well
+  // enough where the shift has to be.
+  template <int kCount>
+  __device__ __forceinline__ void begin(const float (&s)[kCount], float scale) {
     *this = {.scale_log2 = scale};
-    move_shift<4>(s, true, true);
+    for (int row = 0; row < 2; ++row) shift[row] = max_of_row<4>(s, row) * scale_log2;
   }
 
   // The next block. Returns, alike in all threads of a warp, whether any factor is not 1.
-  __device__ __forceinline__ bool step(const Logits& s, Weights& p) {
+  template <int kCount>
+  __device__ __forceinline__ bool step(const float (&s)[kCount],
+                                       std::uint32_t (&p)[kCount / 8][4]) {
     float total[2];
     weigh(s, p, total);
     const bool grows[2] = {!(total[0] <= kMaxSum), !(total[1] <= kMaxSum)};
     const bool moves = __any_sync(~0u, grows[0] || grows[1]);
     if (moves) {
-      move_shift<1>(s, any_of_row(grows[0]), any_of_row(grows[1]));
+      move_shift(s, grows);
       weigh(s, p, total);
-      for (int row = 0; row < 2; ++row) sum[row] *= factor[row];
     }
     for (int row = 0; row < 2; ++row) sum[row] += total[row];
     return moves;
@@ -86,14 +99,17 @@ struct OnlineSoftmax {
 
  private:
   // The weights, rounded as operand A of the multiplication with V, and their sums.
-  __device__ __forceinline__ void weigh(const Logits& s, Weights& p, float (&total)[2]) const {
+  template <int kCount>
+  __device__ __forceinline__ void weigh(const float (&s)[kCount],
+                                        std::uint32_t (&p)[kCount / 8][4],
+                                        float (&total)[2]) const {
     // Two chains a row: one alone would wait for itself.
     float chain[2][2] = {};
     // A row without a key so far: every weight is exp2(-inf - 0) = 0.
     const float subtracted[2] = {shift[0] == kMinusInfinity ? 0.0f : shift[0],
                                  shift[1] == kMinusInfinity ? 0.0f : shift[1]};
 #pragma unroll
-    for (int i = 0; i < kKeyBlock / 4; ++i) {
+    for (int i = 0; i < kCount / 2; ++i) {
       const int row = i % 2;
       const float low = exp2_approx(fmaf(s[2 * i], scale_log2, -subtracted[row]));
       const float high = exp2_approx(fmaf(s[2 * i + 1], scale_log2, -subtracted[row]));
@@ -104,26 +120,31 @@ struct OnlineSoftmax {
     for (int row = 0; row < 2; ++row) total[row] = chain[row][0] + chain[row][1];
   }
 
-  // Moves the shift to the largest logit of every kStride-th group of 8 keys.
-  template <int kStride>
-  __device__ __forceinline__ void move_shift(const Logits& s, bool first_moves, bool second_moves) {
-    const bool moves[2] = {first_moves, second_moves};
+  // Moves the shift of rows that grow to their largest logit.
+  template <int kCount>
+  __device__ __forceinline__ void move_shift(const float (&s)[kCount], const bool (&grows)[2]) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float m[2] = {kMinusInfinity, kMinusInfinity};
-#pragma unroll
-      for (int j = 0; j < kKeyBlock / 8; j += kStride) {
-        m[j / kStride % 2] =
-            fmaxf(m[j / kStride % 2], fmaxf(s[4 * j + 2 * row], s[4 * j + 2 * row + 1]));
-      }
-      float top = fmaxf(m[0], m[1]);
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2;
-      factor[row] = 1.0f;
-      if (!moves[row] || !(top > shift[row])) continue;
-      factor[row] = exp2_approx(shift[row] - top);
-      shift[row] = top;
+      const float top = max_of_row<1>(s, row) * scale_log2;
+      const bool moves = any_of_row(grows[row]) && top > shift[row];
+      factor[row] = moves ? exp2_approx(shift[row] - top) : 1.0f;
+      if (moves) shift[row] = top;
+      sum[row] *= factor[row];
     }
+  }
+
+  // Of every kStride-th group of 8 keys.
+  template <int kStride, int kCount>
+  __device__ __forceinline__ static float max_of_row(const float (&s)[kCount], int row) {
+    float m[2] = {kMinusInfinity, kMinusInfinity};
+#pragma unroll
+    for (int j = 0; j < kCount / 4; j += kStride) {
+      m[j / kStride % 2] =
+          fmaxf(m[j / kStride % 2], fmaxf(s[4 * j + 2 * row], s[4 * j + 2 * row + 1]));
+    }
+    float top = fmaxf(m[0], m[1]);
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    return fmaxf(top, __shfl_xor_sync(~0u, top, 2));
   }
 
   // Over the four threads that share a row.

@@ -40,29 +40,10 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import Cost, cost_of
 
-SOURCES = [
-    "src/kernels/bmm/**/*",
-    "src/kernels/device/block_sums.cuh",
-    "src/kernels/device/candidate_groups*",
-    "src/kernels/device/cta_group*",
-    "src/kernels/device/fast_divide.cuh",
-    "src/kernels/device/ptx_cp_async.cuh",
-    "src/kernels/device/ptx_m*.cuh",
-    "src/kernels/device/ptx_stmatrix.cuh",
-    "src/kernels/device/ptx_tma.cuh",
-    "src/kernels/device/ptx_wgmma*.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/device/user_peers.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map*.cpp",
-    "src/torch_ops/bmm.cpp",
-    "include/ikbo/bmm_cuda.h",
-    "bench/bench_bmm.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-]
+SOURCES = cuda_sources("bmm", "bench/bench_bmm.py", *TIMING)
 
 
 @dataclass(frozen=True)

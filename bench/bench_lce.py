@@ -42,6 +42,7 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.lce_peers import (
     PUBLIC,
     LceCase,
@@ -56,23 +57,13 @@ from ikbo.testing.lce_peers import (
     warmed,
 )
 
-SOURCES = [
-    "src/kernels/lce/**/*",
-    "src/kernels/device/ptx_cp_async.cuh",
-    "src/kernels/device/ptx_mbarrier.cuh",
-    "src/kernels/device/ptx_mma.cuh",
-    "src/kernels/device/ptx_tma.cuh",
-    "src/kernels/device/ptx_wgmma.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/lce*",
-    "include/ikbo/lce.h",
+SOURCES = cuda_sources(
+    "lce",
+    "src/torch_ops/prepack.cpp",
     "bench/bench_lce.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
     "python/ikbo/testing/lce_peers.py",
-]
+    *TIMING,
+)
 
 
 def cases() -> list[LceCase]:

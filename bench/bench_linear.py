@@ -41,24 +41,13 @@ from ikbo.testing.bench_cuda import (
     sorted_index,
     timed,
 )
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import cost_of
 
-SOURCES = [
-    "src/kernels/linear/**/*",
-    "src/kernels/device/activation.cuh",
-    "src/kernels/device/ptx_c*.cuh",
-    "src/kernels/device/ptx_mbarrier.cuh",
-    "src/kernels/device/ptx_tma.cuh",
-    "src/kernels/device/ptx_wgmma.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/linear.cpp",
-    "include/ikbo/linear.h",
-    "bench/bench_linear.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-]
+# Weights are plain at each call.
+SOURCES = cuda_sources(
+    "linear", "bench/bench_linear.py", *TIMING, without=["src/torch_ops/packed_weight"]
+)
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,

@@ -49,26 +49,10 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import cost_of
 
-SOURCES = [
-    "src/kernels/target_attention/**/*",
-    "src/kernels/device/candidate_groups*",
-    "src/kernels/device/cta_group*",
-    *(f"src/kernels/device/{name}.cuh" for name in ("block_sums", "user_peers")),
-    "src/kernels/device/fast_divide.cuh",
-    *(
-        f"src/kernels/device/ptx_{name}.cuh"
-        for name in ("cp_async", "mbarrier", "mma", "tma", "wgmma", "wgmma_registers")
-    ),
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/target_attention.cpp",
-    "include/ikbo/target_attention*.h",
-    "bench/bench_target_attention.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-]
+SOURCES = cuda_sources("target_attention", "bench/bench_target_attention.py", *TIMING)
 
 
 @dataclass(frozen=True)

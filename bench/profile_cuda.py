@@ -25,24 +25,12 @@ import torch
 
 import ikbo
 from ikbo.testing.bench_cuda import ResultFile, parser_of, sorted_index
+from ikbo.testing.bench_sources import cuda_sources
 
 SOURCES = {
-    "lce": ["src/kernels/lce/**/*", "src/torch_ops/lce*", "include/ikbo/lce.h"],
-    "target_attention": [
-        "src/kernels/target_attention/**/*",
-        "src/kernels/device/fast_divide.cuh",
-        *(f"src/kernels/device/ptx_{name}.cuh" for name in ("cp_async", "mma", "wgmma_registers")),
-        "src/torch_ops/target_attention.cpp",
-        "include/ikbo/target_attention*.h",
-    ],
+    "lce": cuda_sources("lce", "src/torch_ops/prepack.cpp", "bench/profile_cuda.py"),
+    "target_attention": cuda_sources("target_attention", "bench/profile_cuda.py"),
 }
-SHARED_SOURCES = [
-    "bench/profile_cuda.py",
-    *(f"src/kernels/device/ptx_{name}.cuh" for name in ("mbarrier", "tma", "wgmma")),
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-]
 CASES: dict[str, list[dict[str, Any]]] = {
     "lce": [
         {"B": 1024, "ratio": 70, "M": 433, "N": 256, "K_user": 1178, "K_cand": 866},
@@ -160,7 +148,7 @@ def main() -> None:
     if args.work is not None:
         work(args.op, CASES[args.op][args.work])
         return
-    results = ResultFile(f"{args.op}-profile", [*SHARED_SOURCES, *SOURCES[args.op]], args.output)
+    results = ResultFile(f"{args.op}-profile", SOURCES[args.op], args.output)
     for number, case in enumerate(CASES[args.op]):
         for metrics in profile(args.op, number):
             for row in rows_of(args.op, case, metrics):

@@ -23,7 +23,6 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Contestant,
     Limits,
-    ResultFile,
     checked,
     measured_limits,
     parser_of,
@@ -31,6 +30,7 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_results import ResultFile
 from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import Cost, cost_of
 from ikbo.testing.lce_peers import LceCase, checked_rows, make_tensors, torch_peers

@@ -38,7 +38,6 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Call,
     Contestant,
-    ResultFile,
     checked,
     measured_limits,
     padded,
@@ -46,6 +45,7 @@ from ikbo.testing.bench_cuda import (
     reason_of,
     timed,
 )
+from ikbo.testing.bench_results import ResultFile
 from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.lce_peers import (
     LceCase,

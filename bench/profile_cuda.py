@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 import ikbo
-from ikbo.testing.bench_cuda import ResultFile, parser_of, sorted_index
+from ikbo.testing.bench_cuda import parser_of, sorted_index
+from ikbo.testing.bench_results import ResultFile
 from ikbo.testing.bench_sources import cuda_sources
 
 SOURCES = {
@@ -49,7 +50,6 @@ METRICS = {
     ("issue_slots", "%"): r"sm__inst_issued\.avg\.pct_of_peak_sustained_\w+",
     ("shared_memory", "%"): r"l1tex__data_pipe_lsu_wavefronts\.avg\.pct\w+",
     ("l2", "%"): r"lts__t_sectors\.avg\.pct_of_peak_sustained_elapsed",
-    ("dram", "%"): r"dram__throughput\.avg\.pct_of_peak_sustained_elapsed",
     ("registers", "per thread"): r"launch__registers_per_thread",
 }
 STALL = r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio"
@@ -77,6 +77,7 @@ def call_of(op: str, case: dict[str, Any]) -> Callable[[], Any]:
     return lambda: ikbo.target_attention(q, k, v, index)
 
 
+@torch.inference_mode()
 def work(op: str, case: dict[str, Any]) -> None:
     """What ncu watches: the call between the start and the stop of the profiler."""
     call = call_of(op, case)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ikbo import reference
-from ikbo.testing import bench, bench_cuda, bench_sources, lce_peers
+from ikbo.testing import bench, bench_cuda, bench_results, bench_sources, lce_peers
 from ikbo.testing.cost import cost_of
 from ikbo.testing.inputs import case, make_inputs
 
@@ -200,11 +200,11 @@ def test_sources_are_followed_through_includes(repository: Path) -> None:
 @pytest.fixture
 def result_file(
     repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., bench_cuda.ResultFile]:
+) -> Callable[..., bench_results.ResultFile]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
 
-    def make(*, keep: bool = False) -> bench_cuda.ResultFile:
-        return bench_cuda.ResultFile("lce", ["src/*.cpp"], repository / "results", keep=keep)
+    def make(*, keep: bool = False) -> bench_results.ResultFile:
+        return bench_results.ResultFile("lce", ["src/*.cpp"], repository / "results", keep=keep)
 
     return make
 
@@ -218,7 +218,7 @@ def row_of(b: int, ours: float = 1.0) -> dict[str, Any]:
 
 
 def test_a_result_file_has_every_row_so_far(
-    result_file: Callable[..., bench_cuda.ResultFile],
+    result_file: Callable[..., bench_results.ResultFile],
 ) -> None:
     results = result_file()
     order = [{"B": b} for b in (1, 2, 3)]
@@ -235,7 +235,7 @@ def test_a_result_file_has_every_row_so_far(
 
 
 def test_rows_of_other_sources_are_not_kept(
-    repository: Path, result_file: Callable[..., bench_cuda.ResultFile]
+    repository: Path, result_file: Callable[..., bench_results.ResultFile]
 ) -> None:
     result_file().add(row_of(1))
     (repository / "src" / "op.cpp").write_text("int b;")
@@ -270,6 +270,85 @@ def test_a_contestant_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> No
         "absent": "not installed",
         "large": "needs 4 GB; 2.73 GB are free",
     }
+
+
+class Event:
+    """In place of one of CUDA's: counts those that were recorded."""
+
+    recorded = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.recorded += 1
+        self.at = Event.recorded
+
+    def elapsed_time(self, end: "Event") -> float:
+        return float(end.at - self.at)
+
+
+class Graph:
+    """In place of one of CUDA's, and of its capture."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the timers need of a GPU, without one."""
+    buffer = torch.ones(1)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: buffer)
+    for name in ("synchronize", "empty_cache", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: Graph())
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_is_timed_runs_in_inference_mode() -> None:
+    modes: list[bool] = []
+
+    def call() -> torch.Tensor:
+        modes.append(torch.is_inference_mode_enabled())
+        return torch.ones(3)
+
+    contestants = bench_cuda.checked({"ours": call}, torch.ones(3))
+    assert len(modes) == 1
+    assert bench_cuda.timed(contestants, rounds=3) == {"ours": 1.0}
+    assert len(modes) == 1 + 5 + 3
+    bench_cuda.replayed(contestants)
+    assert len(modes) == 1 + 5 + 3 + 2
+    assert all(modes)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_call_that_cannot_be_captured_says_why() -> None:
+    def fails() -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    replays = bench_cuda.replayed({"a": lambda: torch.ones(3), "b": fails, "c": "not installed"})
+    assert callable(replays["a"])
+    assert replays["b"] == "RuntimeError: operation not permitted when stream is capturing"
+    assert replays["c"] == "not installed"
+
+
+def test_cases_are_chosen_by_number() -> None:
+    args = bench_cuda.parser_of("Times.", 5).parse_args(["--first", "1", "--count", "2", "--keep"])
+    assert bench_cuda.chosen(args, "abcde") == [(1, "b"), (2, "c")]
+    assert args.keep
+    args = bench_cuda.parser_of("Times.", 5).parse_args([])
+    assert [case for _, case in bench_cuda.chosen(args, "abcde")] == list("abcde")
+    assert not hasattr(bench_cuda.parser_of("Times.").parse_args([]), "first")
 
 
 def test_padding_adds_zeros_up_to_a_multiple_of_8() -> None:

@@ -121,7 +121,7 @@ SCRIPTS = {
     "bench_lce": (["kernels/lce/lce.cu", "torch_ops/prepack.cpp"], ["linear"]),
     "bench_lce_ladder": (["kernels/lce/lce.cu", "torch_ops/packed_weight.cpp"], ["linear"]),
     "bench_linear": (["kernels/linear/linear_config.cpp"], ["lce", "packed_weight"]),
-    "bench_bmm": (["kernels/host/tensor_map_narrow.cpp"], ["lce"]),
+    "bench_bmm": (["kernels/host/tensor_map.cpp"], ["lce"]),
     "bench_target_attention": (["torch_ops/attention_args.cpp"], ["lce", "attention_cpu"]),
     "bench_generic": (
         ["kernels/lce/lce.cu", "kernels/lce/lce_generic.cu", "torch_ops/expand.cpp"],

@@ -5,8 +5,9 @@ One call of the operator is profiled after half a second of the same calls, so t
 are those of sustained work (`ncu` does not lock clocks here). `ncu` runs the kernels of a call one
 after the other and several times over: durations do not overlap as they do in a call.
 
-A row per kernel and metric; `ours` is the value. Shares are of what the unit could do at the clock
-of the run. `stall_<reason>` is the mean number of warps of a scheduler's that wait for that reason.
+A row per kernel and metric; `ours` is the value, `launch` the kernel's place in the call, whose
+stages may be one kernel. Shares are of what the unit could do at the clock of the run.
+`stall_<reason>` is the mean number of warps of a scheduler's that wait for that reason.
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def value_of(metrics: dict[str, str], name: str) -> float:
     return value * {**UNITS_OF_NCU, **RATES_OF_NCU}.get(unit, 1.0)
 
 
-def rows_of(op: str, case: dict[str, Any], metrics: dict[str, str]) -> list[dict[str, Any]]:
+def rows_of(
+    op: str, case: dict[str, Any], launch: int, metrics: dict[str, str]
+) -> list[dict[str, Any]]:
     kernel = re.sub(r"<.*|\(.*", "", metrics["Kernel Name"]).split("::")[-1].split()[-1]
     found: dict[tuple[str, str], float] = {}
     for key, pattern in METRICS.items():
@@ -130,7 +133,7 @@ def rows_of(op: str, case: dict[str, Any], metrics: dict[str, str]) -> list[dict
         stall = re.fullmatch(STALL, name)
         if stall and metrics[name] and value_of(metrics, name) >= LEAST_STALL:
             found["stall_" + stall[1], "warps"] = value_of(metrics, name)
-    facts = {"op": op, "dtype": "float16", **case, "kernel": kernel}
+    facts = {"op": op, "dtype": "float16", **case, "launch": launch, "kernel": kernel}
     return [
         {"case": {**facts, "metric": metric}, "unit": unit, "ours": value, "peers": {}}
         for (metric, unit), value in found.items()
@@ -151,11 +154,12 @@ def main() -> None:
         return
     results = ResultFile(f"{args.op}-profile", SOURCES[args.op], args.output)
     for number, case in enumerate(CASES[args.op]):
-        for metrics in profile(args.op, number):
-            for row in rows_of(args.op, case, metrics):
+        for launch, metrics in enumerate(profile(args.op, number)):
+            for row in rows_of(args.op, case, launch, metrics):
                 results.add(row)
                 facts = row["case"]
-                print(f"{case} {facts['kernel']} {facts['metric']} {row['ours']:.4g} {row['unit']}")
+                kernel = f"{launch} {facts['kernel']}"
+                print(f"{case} {kernel} {facts['metric']} {row['ours']:.4g} {row['unit']}")
     print(results.path, file=sys.stderr)
 
 

@@ -31,8 +31,8 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Contestant,
     Limits,
-    ResultFile,
     checked,
+    chosen,
     measured_limits,
     parser_of,
     replayed,
@@ -40,29 +40,11 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import Cost, cost_of
 
-SOURCES = [
-    "src/kernels/bmm/**/*",
-    "src/kernels/device/block_sums.cuh",
-    "src/kernels/device/candidate_groups*",
-    "src/kernels/device/cta_group*",
-    "src/kernels/device/fast_divide.cuh",
-    "src/kernels/device/ptx_cp_async.cuh",
-    "src/kernels/device/ptx_m*.cuh",
-    "src/kernels/device/ptx_stmatrix.cuh",
-    "src/kernels/device/ptx_tma.cuh",
-    "src/kernels/device/ptx_wgmma*.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/device/user_peers.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map*.cpp",
-    "src/torch_ops/bmm.cpp",
-    "include/ikbo/bmm_cuda.h",
-    "bench/bench_bmm.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-]
+SOURCES = cuda_sources("bmm", "bench/bench_bmm.py", *TIMING)
 
 
 @dataclass(frozen=True)
@@ -207,19 +189,14 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, len(cases()))
     parser.add_argument("--rounds", type=int, default=60, help="timed rounds per case")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case to run")
-    parser.add_argument("--count", type=int, default=1000, help="cases to run")
-    parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
     args = parser.parse_args()
     limits = measured_limits()
     print(json.dumps(dataclasses.asdict(limits)), flush=True)
     results = ResultFile("bmm", SOURCES, args.output, keep=args.keep)
     failed = 0
-    for number, case in enumerate(cases()):
-        if not args.first <= number < args.first + args.count:
-            continue
+    for number, case in chosen(args, cases()):
         torch.cuda.empty_cache()
         row = measure(case, limits, args.rounds)
         results.add(row, map(case_of_row, cases()))

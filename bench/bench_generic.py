@@ -23,7 +23,6 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Contestant,
     Limits,
-    ResultFile,
     checked,
     measured_limits,
     parser_of,
@@ -31,25 +30,21 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import Cost, cost_of
 from ikbo.testing.lce_peers import LceCase, checked_rows, make_tensors, torch_peers
 
-SOURCES = [
-    "bench/bench_generic.py",
-    "include/ikbo/expand.h",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-    "python/ikbo/testing/lce_peers.py",
-    "src/kernels/device/ptx_cp_async.cuh",
-    "src/kernels/device/ptx_mma.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/expand/*",
-    "src/kernels/lce/lce_columns.cuh",
-    "src/kernels/lce/lce_generic*",
-    "src/kernels/lce/lce_mma.cuh",
-    "src/kernels/lce/lce_simt.cuh",
-    "src/torch_ops/expand.cpp",
-]
+SOURCES = sorted(
+    {
+        *cuda_sources("expand", "bench/bench_generic.py", *TIMING),
+        *cuda_sources(
+            "lce",
+            "python/ikbo/testing/lce_peers.py",
+            kernels=["lce.cu", "lce_config.cpp", "lce_generic*"],
+        ),
+    }
+)
 
 EXPAND = [
     # B, ratio, elements of a row

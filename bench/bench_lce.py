@@ -14,6 +14,9 @@ triton, tlx       the public fused kernels (package ``fbgemm_ikbo`` where it is 
 
 ``ours`` packs both weights at each call, ``ours_prepacked`` the user's alone.
 
+These are plain calls: launches by the host count, which is late where the GPU has little to do.
+``replayed`` holds the times of all contestants as replayed CUDA graphs: the GPU's part alone.
+
 Each row is checked against an fp32 reference before it is timed: its first and last 32 candidates.
 A contestant that cannot run says why. ``floor`` is the larger of the compulsory bytes at the
 measured copy bandwidth and the FLOPs at the rate of a large GEMM, both measured in the same run.
@@ -35,13 +38,16 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Contestant,
     Limits,
-    ResultFile,
     checked,
+    chosen,
     measured_limits,
     parser_of,
+    replayed,
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.lce_peers import (
     PUBLIC,
     LceCase,
@@ -56,23 +62,13 @@ from ikbo.testing.lce_peers import (
     warmed,
 )
 
-SOURCES = [
-    "src/kernels/lce/**/*",
-    "src/kernels/device/ptx_cp_async.cuh",
-    "src/kernels/device/ptx_mbarrier.cuh",
-    "src/kernels/device/ptx_mma.cuh",
-    "src/kernels/device/ptx_tma.cuh",
-    "src/kernels/device/ptx_wgmma.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/lce*",
-    "include/ikbo/lce.h",
+SOURCES = cuda_sources(
+    "lce",
+    "src/torch_ops/prepack.cpp",
     "bench/bench_lce.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
     "python/ikbo/testing/lce_peers.py",
-]
+    *TIMING,
+)
 
 
 def cases() -> list[LceCase]:
@@ -116,6 +112,7 @@ def measure(case: LceCase, peers: list[str], limits: Limits) -> dict[str, Any]:
         unchecked=["cand_gemm_padded"],
     )
     times: dict[str, Any] = timed(contestants)
+    replays = timed(replayed(contestants))
     return {
         "case": case_of_row(case),
         "unit": "ms",
@@ -123,6 +120,7 @@ def measure(case: LceCase, peers: list[str], limits: Limits) -> dict[str, Any]:
         "ours_prepacked": times.pop("ours_prepacked"),
         "peers": times,
         "floor": limits.floor(case.cost),
+        "replayed": replays,
     }
 
 
@@ -137,12 +135,9 @@ def warm_tasks(selected: list[tuple[LceCase, list[str]]]) -> list[WarmTask]:
 
 
 def options() -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, len(cases()))
     parser.add_argument("--peers", default=",".join(PUBLIC), help="public kernels to run")
     parser.add_argument("--tlx-cases", type=int, default=12, help="first cases that tlx runs in")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case to run")
-    parser.add_argument("--count", type=int, default=1000, help="cases to run")
-    parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
     add_warm_options(parser)
     args = parser.parse_args()
     args.peers = [peer for peer in args.peers.split(",") if peer]
@@ -155,8 +150,7 @@ def main() -> None:
     args = options()
     selected = [
         (case, [peer for peer in args.peers if peer != "tlx" or number < args.tlx_cases])
-        for number, case in enumerate(cases())
-        if args.first <= number < args.first + args.count
+        for number, case in chosen(args, cases())
     ]
     if warmed(args, warm_tasks(selected)):
         return
@@ -171,7 +165,7 @@ def main() -> None:
         print(
             f"{number + 1}/{len(selected)} {time.perf_counter() - begin:.0f} s {case} "
             f"ours {row['ours']} prepacked {row['ours_prepacked']} floor {row['floor']:.4g} "
-            f"{row['peers']}",
+            f"{row['peers']} replayed {row['replayed']}",
             flush=True,
         )
     print(results.path, file=sys.stderr)

@@ -38,7 +38,6 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Call,
     Contestant,
-    ResultFile,
     checked,
     measured_limits,
     padded,
@@ -46,6 +45,8 @@ from ikbo.testing.bench_cuda import (
     reason_of,
     timed,
 )
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.lce_peers import (
     LceCase,
     LceTensors,
@@ -59,21 +60,13 @@ from ikbo.testing.lce_peers import (
     warmed,
 )
 
-SOURCES = [
-    "src/kernels/lce/**/*",
-    "src/kernels/device/ptx_mbarrier.cuh",
-    "src/kernels/device/ptx_tma.cuh",
-    "src/kernels/device/ptx_wgmma.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/lce*",
-    "include/ikbo/lce.h",
+SOURCES = cuda_sources(
+    "lce",
+    "src/torch_ops/prepack.cpp",
     "bench/bench_lce_ladder.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
     "python/ikbo/testing/lce_peers.py",
-]
+    *TIMING,
+)
 CASE = LceCase(1024, 70)
 CHARGED, KERNELS_ONLY = "charged", "kernels only"
 ONLY = "/"  # after a contestant's name: its kernels only

@@ -32,8 +32,8 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Contestant,
     Limits,
-    ResultFile,
     checked,
+    chosen,
     measured_limits,
     padded,
     parser_of,
@@ -41,24 +41,14 @@ from ikbo.testing.bench_cuda import (
     sorted_index,
     timed,
 )
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import cost_of
 
-SOURCES = [
-    "src/kernels/linear/**/*",
-    "src/kernels/device/activation.cuh",
-    "src/kernels/device/ptx_c*.cuh",
-    "src/kernels/device/ptx_mbarrier.cuh",
-    "src/kernels/device/ptx_tma.cuh",
-    "src/kernels/device/ptx_wgmma.cuh",
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/linear.cpp",
-    "include/ikbo/linear.h",
-    "bench/bench_linear.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-]
+# Weights are plain at each call.
+SOURCES = cuda_sources(
+    "linear", "bench/bench_linear.py", *TIMING, without=["src/torch_ops/packed_weight"]
+)
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -180,19 +170,19 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, len(cases()))
     parser.add_argument("--rounds", type=int, default=60, help="timed rounds per case")
     args = parser.parse_args()
     limits = measured_limits()
     print(json.dumps(dataclasses.asdict(limits)), flush=True)
-    results = ResultFile("linear", SOURCES, args.output)
+    results = ResultFile("linear", SOURCES, args.output, keep=args.keep)
     failed = 0
-    for case in cases():
+    for number, case in chosen(args, cases()):
         torch.cuda.empty_cache()
         row = measure(case, limits, args.rounds)
-        results.add(row)
+        results.add(row, map(case_of_row, cases()))
         failed += isinstance(row["ours"], str)
-        print(summary(row), flush=True)
+        print(f"{number} {summary(row)}", flush=True)
     print(results.path, file=sys.stderr)
     if failed:
         raise SystemExit(f"bench_linear: ours failed in {failed} cases; the rows say why")

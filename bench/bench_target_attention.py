@@ -14,8 +14,8 @@ fa4, varlen_fa4  FlashAttention-4 (package ``flash_attn``), as packed_cudnn and 
 
 In ``ragged`` cases candidates are shuffled, their counts follow Zipf's law, and lengths of
 histories are log-normal with mean S, up to 4 S. ``ours_replayed`` is the call as a CUDA graph,
-without the host's part. All run in inference mode. ``floor`` is the larger of the compulsory bytes'
-and the FLOPs' time, as TFLOP/s.
+without the host's part. ``floor`` is the larger of the compulsory bytes' and the FLOPs' time, as
+TFLOP/s.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ import ikbo
 from ikbo.testing.bench_cuda import (
     Contestant,
     Limits,
-    ResultFile,
     checked,
+    chosen,
     measured_limits,
     parser_of,
     reason_of,
@@ -49,26 +49,11 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import cost_of
 
-SOURCES = [
-    "src/kernels/target_attention/**/*",
-    "src/kernels/device/candidate_groups*",
-    "src/kernels/device/cta_group*",
-    *(f"src/kernels/device/{name}.cuh" for name in ("block_sums", "user_peers")),
-    "src/kernels/device/fast_divide.cuh",
-    *(
-        f"src/kernels/device/ptx_{name}.cuh"
-        for name in ("cp_async", "mbarrier", "mma", "tma", "wgmma", "wgmma_registers")
-    ),
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/target_attention.cpp",
-    "include/ikbo/target_attention*.h",
-    "bench/bench_target_attention.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-]
+SOURCES = cuda_sources("target_attention", "bench/bench_target_attention.py", *TIMING)
 
 
 @dataclass(frozen=True)
@@ -311,25 +296,19 @@ def case_of_row(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, len(cases()))
     parser.add_argument(
         "--public", default="", help="public kernels to run, of triton, tlx, fa4, varlen_fa4"
     )
-    parser.add_argument("--first", type=int, default=0, help="number of the first case to run")
-    parser.add_argument("--count", type=int, default=1000, help="cases to run")
-    parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
     args = parser.parse_args()
     public = [name for name in args.public.split(",") if name]
     limits = measured_limits()
     print(json.dumps(dataclasses.asdict(limits)), flush=True)
     results = ResultFile("target_attention", SOURCES, args.output, keep=args.keep)
     begin = time.perf_counter()
-    for number, case in enumerate(cases()):
-        if not args.first <= number < args.first + args.count:
-            continue
+    for number, case in chosen(args, cases()):
         torch.cuda.empty_cache()
-        with torch.inference_mode():
-            row = measure(case, public, limits)
+        row = measure(case, public, limits)
         results.add(row, map(case_of_row, cases()))
         spent = time.perf_counter() - begin
         print(f"{number + 1} {spent:.0f} s {case} ours {row['ours']} {row['peers']}", flush=True)

@@ -5,8 +5,9 @@ One call of the operator is profiled after half a second of the same calls, so t
 are those of sustained work (`ncu` does not lock clocks here). `ncu` runs the kernels of a call one
 after the other and several times over: durations do not overlap as they do in a call.
 
-A row per kernel and metric; `ours` is the value. Shares are of what the unit could do at the clock
-of the run. `stall_<reason>` is the mean number of warps of a scheduler's that wait for that reason.
+A row per kernel and metric; `ours` is the value, `launch` the kernel's place in the call, whose
+stages may be one kernel. Shares are of what the unit could do at the clock of the run.
+`stall_<reason>` is the mean number of warps of a scheduler's that wait for that reason.
 """
 
 from __future__ import annotations
@@ -24,25 +25,14 @@ from typing import Any
 import torch
 
 import ikbo
-from ikbo.testing.bench_cuda import ResultFile, parser_of, sorted_index
+from ikbo.testing.bench_cuda import parser_of, sorted_index
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import cuda_sources
 
 SOURCES = {
-    "lce": ["src/kernels/lce/**/*", "src/torch_ops/lce*", "include/ikbo/lce.h"],
-    "target_attention": [
-        "src/kernels/target_attention/**/*",
-        "src/kernels/device/fast_divide.cuh",
-        *(f"src/kernels/device/ptx_{name}.cuh" for name in ("cp_async", "mma", "wgmma_registers")),
-        "src/torch_ops/target_attention.cpp",
-        "include/ikbo/target_attention*.h",
-    ],
+    "lce": cuda_sources("lce", "src/torch_ops/prepack.cpp", "bench/profile_cuda.py"),
+    "target_attention": cuda_sources("target_attention", "bench/profile_cuda.py"),
 }
-SHARED_SOURCES = [
-    "bench/profile_cuda.py",
-    *(f"src/kernels/device/ptx_{name}.cuh" for name in ("mbarrier", "tma", "wgmma")),
-    "src/kernels/device/smem_address.cuh",
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-]
 CASES: dict[str, list[dict[str, Any]]] = {
     "lce": [
         {"B": 1024, "ratio": 70, "M": 433, "N": 256, "K_user": 1178, "K_cand": 866},
@@ -61,7 +51,6 @@ METRICS = {
     ("issue_slots", "%"): r"sm__inst_issued\.avg\.pct_of_peak_sustained_\w+",
     ("shared_memory", "%"): r"l1tex__data_pipe_lsu_wavefronts\.avg\.pct\w+",
     ("l2", "%"): r"lts__t_sectors\.avg\.pct_of_peak_sustained_elapsed",
-    ("dram", "%"): r"dram__throughput\.avg\.pct_of_peak_sustained_elapsed",
     ("registers", "per thread"): r"launch__registers_per_thread",
 }
 STALL = r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio"
@@ -89,6 +78,7 @@ def call_of(op: str, case: dict[str, Any]) -> Callable[[], Any]:
     return lambda: ikbo.target_attention(q, k, v, index)
 
 
+@torch.inference_mode()
 def work(op: str, case: dict[str, Any]) -> None:
     """What ncu watches: the call between the start and the stop of the profiler."""
     call = call_of(op, case)
@@ -128,7 +118,9 @@ def value_of(metrics: dict[str, str], name: str) -> float:
     return value * {**UNITS_OF_NCU, **RATES_OF_NCU}.get(unit, 1.0)
 
 
-def rows_of(op: str, case: dict[str, Any], metrics: dict[str, str]) -> list[dict[str, Any]]:
+def rows_of(
+    op: str, case: dict[str, Any], launch: int, metrics: dict[str, str]
+) -> list[dict[str, Any]]:
     kernel = re.sub(r"<.*|\(.*", "", metrics["Kernel Name"]).split("::")[-1].split()[-1]
     found: dict[tuple[str, str], float] = {}
     for key, pattern in METRICS.items():
@@ -141,7 +133,7 @@ def rows_of(op: str, case: dict[str, Any], metrics: dict[str, str]) -> list[dict
         stall = re.fullmatch(STALL, name)
         if stall and metrics[name] and value_of(metrics, name) >= LEAST_STALL:
             found["stall_" + stall[1], "warps"] = value_of(metrics, name)
-    facts = {"op": op, "dtype": "float16", **case, "kernel": kernel}
+    facts = {"op": op, "dtype": "float16", **case, "launch": launch, "kernel": kernel}
     return [
         {"case": {**facts, "metric": metric}, "unit": unit, "ours": value, "peers": {}}
         for (metric, unit), value in found.items()
@@ -160,13 +152,14 @@ def main() -> None:
     if args.work is not None:
         work(args.op, CASES[args.op][args.work])
         return
-    results = ResultFile(f"{args.op}-profile", [*SHARED_SOURCES, *SOURCES[args.op]], args.output)
+    results = ResultFile(f"{args.op}-profile", SOURCES[args.op], args.output)
     for number, case in enumerate(CASES[args.op]):
-        for metrics in profile(args.op, number):
-            for row in rows_of(args.op, case, metrics):
+        for launch, metrics in enumerate(profile(args.op, number)):
+            for row in rows_of(args.op, case, launch, metrics):
                 results.add(row)
                 facts = row["case"]
-                print(f"{case} {facts['kernel']} {facts['metric']} {row['ours']:.4g} {row['unit']}")
+                kernel = f"{launch} {facts['kernel']}"
+                print(f"{case} {kernel} {facts['metric']} {row['ours']:.4g} {row['unit']}")
     print(results.path, file=sys.stderr)
 
 

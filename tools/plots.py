@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws each file of bench/results/ as a bar chart, build/plots/<name>.png.
 
-One group of bars per row: ours, the peers that could run, and the physical limit where it is known.
+One group of bars per row: ours, the peers that could run, and the physical limits where they are
+known. Where a row has shares of its limits in per cent, they stand beside the bars.
 usage: tools/plots.py [RESULTS_FOLDER [PLOTS_FOLDER]]
 """
 
@@ -22,10 +23,17 @@ BAR = 0.8  # height of one group of bars
 
 
 def bars_of(row: dict[str, Any]) -> dict[str, float]:
-    """Name to value, of those that have a figure: ours, the peers, the floor."""
+    """Name to value, of those that have a figure: ours, the peers, the floor or each of several."""
     ours = {name: value for name, value in row.items() if name.startswith("ours")}
-    bars = {**ours, **row.get("peers", {}), "floor": row.get("floor")}
+    floors = {f"floor: {name}": value for name, value in row.get("floors", {}).items()}
+    bars = {**ours, **row.get("peers", {}), **(floors or {"floor": row.get("floor")})}
     return {name: value for name, value in bars.items() if isinstance(value, (int, float))}
+
+
+def shares_of(row: dict[str, Any], name: str) -> str:
+    """What a bar reaches of each floor, as text; empty where the row does not say."""
+    shares = row.get("per_cent_of_floor", {}).get(name, {})
+    return ", ".join(f"{value:.0f} % of {floor}" for floor, value in shares.items())
 
 
 def label_of(case: dict[str, Any]) -> str:
@@ -52,20 +60,19 @@ def draw_chart(rows: list[dict[str, Any]], unit: str, title: str, target: Path) 
         bars = bars_of(row)
         for k, (name, value) in enumerate(bars.items()):
             height = BAR / len(bars)
-            axes.barh(
-                number - BAR / 2 + (k + 0.5) * height,
-                value,
-                height,
-                color=colours[name],
-                label=None if name in labelled else name,
-            )
+            middle = number - BAR / 2 + (k + 0.5) * height
+            label = None if name in labelled else name
+            axes.barh(middle, value, height, color=colours[name], label=label)
+            axes.text(value, middle, f" {shares_of(row, name)}", fontsize=6, va="center")
             labelled.add(name)
     axes.set_yticks(range(len(rows)), [label_of(row["case"]) for row in rows], fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel(unit)
     axes.set_title(title)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    if any("per_cent_of_floor" in row for row in rows):
+        axes.set_xlim(right=2 * axes.get_xlim()[1])  # for the text beside the longest bar
     figure.savefig(target, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
 

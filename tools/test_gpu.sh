@@ -3,18 +3,16 @@
 # The tests of the CUDA kernels, on a machine with an H100 or H200 and compute-sanitizer. Needs a
 # python3 with PyTorch and pytest, and either nvcc, CMake, ninja and GoogleTest, or a build folder
 # without CMakeCache.txt that holds what was built elsewhere: bin/*_test, bin/lce_example,
-# lib/libikbo_ops.so. No network. Packages are replayed in C++ where libzip, simdjson and CLI11 are
-# installed, or the folder holds bin/ikbo-replay and, in lib, what it links besides PyTorch.
+# lib/libikbo_ops.so, bin/ikbo-replay and, in lib, what that links besides PyTorch. No network.
+# ikbo-replay is built with libzip, simdjson and CLI11; without it the tests of packages fail.
 # usage: tools/test_gpu.sh [BUILD_FOLDER]     build/sm90 when none is named
-# IKBO_OPS_LIBRARY=... names another operator library for the Python tests; LOGS=... keeps the logs.
+# IKBO_OPS_LIBRARY=... names another operator library for the Python tests, IKBO_REPLAY=... another
+# ikbo-replay; LOGS=... keeps the logs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-BUILD=${1:-build/sm90}
-case $BUILD in
-  /*) ;;
-  *) BUILD=$PWD/$BUILD ;;
-esac
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+BUILD=$(absolute "${1:-build/sm90}")
 PYTHON=python3
 [ ! -x .venv/bin/python ] || PYTHON=.venv/bin/python
 LOGS=${LOGS:-$(mktemp -d)}
@@ -40,9 +38,12 @@ build() {
   build_replay
 }
 
-# ikbo-replay, which is built without CUDA. The tests that need it are skipped where it is not.
+# ikbo-replay, which is built without CUDA.
 build_replay() {
-  pkg-config --exists libzip simdjson CLI11 2>/dev/null || return 0
+  if ! pkg-config --exists --print-errors libzip simdjson CLI11; then
+    echo 'test-gpu: ikbo-replay is not built; the tests that replay packages fail' >&2
+    return
+  fi
   cmake --preset cpu -B "$BUILD/replay" --log-level=NOTICE -DIKBO_BUILD_OPS=OFF \
     -DIKBO_BUILD_TESTS=OFF -DPython3_EXECUTABLE="$(command -v $PYTHON)"
   cmake --build "$BUILD/replay" --target ikbo-replay
@@ -64,15 +65,19 @@ start() {
 
 SECONDS=0
 build
-export IKBO_OPS_LIBRARY=${IKBO_OPS_LIBRARY:-$BUILD/lib/libikbo_ops.so}
+IKBO_OPS_LIBRARY=$(absolute "${IKBO_OPS_LIBRARY:-$BUILD/lib/libikbo_ops.so}")
+# A test that finds none where this names one fails.
+IKBO_REPLAY=$(absolute "${IKBO_REPLAY:-$BUILD/bin/ikbo-replay}")
+export IKBO_OPS_LIBRARY IKBO_REPLAY
 export PYTHONPATH=$PWD/python
-export IKBO_REPLAY=${IKBO_REPLAY:-$BUILD/bin/ikbo-replay}
 # For an ikbo-replay that was built elsewhere; one from here knows where its libraries are.
 TORCH=$($PYTHON -c "import importlib.util as u; print(u.find_spec('torch').origin)")
 export LD_LIBRARY_PATH=$BUILD/lib:${TORCH%/*}/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 printf '\n== GPU tests (logs in %s)\n' "$LOGS"
 pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
+# Without one the tests below would be skipped.
+start a-gpu-for-pytorch $PYTHON -c "import torch; torch.zeros(1, device='cuda')"
 pytest python-operators tests/ops/test_*cuda*.py tests/ops/test_composite.py::test_on_cuda
 pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu
 pytest replayed-package tests/e2e/test_cuda_package.py -k on_the_gpu

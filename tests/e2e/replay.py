@@ -22,6 +22,11 @@ def replay_path() -> Path:
     return Path(os.environ.get("IKBO_REPLAY", REPOSITORY / "build/cpu/bin/ikbo-replay"))
 
 
+def may_lack_replay() -> bool:
+    """No binary is there, and none was named: one that IKBO_REPLAY names must exist."""
+    return "IKBO_REPLAY" not in os.environ and not replay_path().is_file()
+
+
 def replay_binary() -> Path:
     path = replay_path()
     assert path.is_file(), f"{path} must exist; build it with `make build` or set IKBO_REPLAY"

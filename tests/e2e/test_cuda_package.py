@@ -15,15 +15,14 @@ import ikbo
 from ikbo._load import ops_library_path
 from ikbo._manifest import Manifest, read_manifest
 from tests.e2e.models import Recipe, split_ranker
-from tests.e2e.replay import replay, replay_binary, replay_path
+from tests.e2e.replay import may_lack_replay, replay, replay_binary, replay_path
 from tests.runtime.test_ikbo_replay import edited
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="compiles for the GPU that it finds; there is none"
 )
 needs_replay = pytest.mark.skipif(
-    not replay_path().is_file(),
-    reason=f"{replay_path()} is not built; IKBO_REPLAY names another",
+    may_lack_replay(), reason=f"{replay_path()} is not built; IKBO_REPLAY names another"
 )
 
 
@@ -104,6 +103,17 @@ def test_refuses_another_gpu_and_none_on_the_gpu(package: Path, tmp_path: Path) 
     )
     assert done.returncode == 2, done.stdout
     assert f"{package}: was compiled for device cuda and needs a GPU; this process" in done.stderr
+
+
+def test_a_replay_binary_that_is_named_must_exist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("IKBO_REPLAY", str(tmp_path / "absent"))
+    assert not may_lack_replay()
+    with pytest.raises(AssertionError, match="absent must exist"):
+        replay_binary()
+    monkeypatch.delenv("IKBO_REPLAY")
+    assert may_lack_replay() != replay_path().is_file()
 
 
 def test_kernels_of_the_same_model_on_the_cpu(tmp_path: Path) -> None:

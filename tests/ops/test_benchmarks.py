@@ -2,7 +2,9 @@
 """The tools of the benchmarks: cost formulas, timer, result files."""
 
 import json
-from collections.abc import Callable
+import re
+import runpy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ikbo import reference
-from ikbo.testing import bench, bench_cuda, lce_peers
+from ikbo.testing import bench, bench_cuda, bench_results, bench_sources, lce_peers
 from ikbo.testing.cost import cost_of
 from ikbo.testing.inputs import case, make_inputs
 
@@ -91,14 +93,118 @@ def test_bad_results_are_refused(repository: Path) -> None:
         bench.write_results("x", [ROW], sources=["src/*.rs"])
 
 
+def sources_of(name: str) -> list[str]:
+    """Of a benchmark; ``name/op`` where there is a list for each operator."""
+    script, _, op = name.partition("/")
+    names = runpy.run_path(str(bench.REPOSITORY / "bench" / f"{script}.py"), run_name=script)
+    sources: list[str] = names["SOURCES"][op] if op else names["SOURCES"]
+    return sources
+
+
+def missing_includes(sources: Sequence[str]) -> list[str]:
+    """What the files include by a name of the repository, and is none of them."""
+    files = {path.relative_to(bench.REPOSITORY).as_posix() for path in bench.source_files(sources)}
+    missing = []
+    for file in sorted(files):
+        if not file.endswith((".h", ".cuh", ".cpp", ".cu")):
+            continue
+        for line in (bench.REPOSITORY / file).read_text().splitlines():
+            if include := re.fullmatch(r'\s*#include "(.+)"', line):
+                missing.append(
+                    ("include/" if include[1].startswith("ikbo/") else "src/") + include[1]
+                )
+    return sorted({path for path in missing if path not in files})
+
+
+SCRIPTS = {
+    # what calls run through without including it; what they never run
+    "bench_lce": (["kernels/lce/lce.cu", "torch_ops/prepack.cpp"], ["linear"]),
+    "bench_lce_ladder": (["kernels/lce/lce.cu", "torch_ops/packed_weight.cpp"], ["linear"]),
+    "bench_linear": (["kernels/linear/linear_config.cpp"], ["lce", "packed_weight"]),
+    "bench_bmm": (["kernels/host/tensor_map.cpp"], ["lce"]),
+    "bench_target_attention": (["torch_ops/attention_args.cpp"], ["lce", "attention_cpu"]),
+    "bench_generic": (
+        ["kernels/lce/lce.cu", "kernels/lce/lce_generic.cu", "torch_ops/expand.cpp"],
+        ["kernels/lce/lce_sm90.cuh", "instances"],
+    ),
+    "profile_cuda/lce": (["torch_ops/packed_weight.cpp"], ["linear"]),
+    "profile_cuda/target_attention": (["kernels/device/cta_groups.cuh"], ["lce"]),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_gpu_benchmark_names_all_code_that_it_times(name: str) -> None:
+    sources = sources_of(name)
+    files = {path.relative_to(bench.REPOSITORY).as_posix() for path in bench.source_files(sources)}
+    expected, unwanted = SCRIPTS[name]
+    host = ["cuda_check.h", "device_limits.cpp", "launch.h"]
+    common = ["common/kernel_trace.cpp", "torch_ops/cuda_context.cpp", "torch_ops/checks.cpp"]
+    common += [f"kernels/host/{file}" for file in host]
+    assert {f"src/{file}" for file in (*expected, *common)} <= files
+    assert f"bench/{name.partition('/')[0]}.py" in files
+    assert not [file for file in files for part in (*unwanted, "src/cpu/") if part in file]
+    missing = missing_includes(sources)
+    never_timed = ("src/cpu/", "src/torch_ops/composite", "src/torch_ops/attention_cpu.h")
+    never_timed += ("src/torch_ops/packed_weight.h",) if name == "bench_linear" else ()
+    assert not [file for file in missing if not file.startswith(never_timed)]
+
+
+def test_every_gpu_benchmark_is_among_them() -> None:
+    folder = bench.REPOSITORY / "bench"
+    scripts = {p.stem for p in folder.glob("*.py") if "bench_cuda" in p.read_text()}
+    assert scripts == {name.partition("/")[0] for name in SCRIPTS}
+
+
+def test_a_header_that_no_source_names_is_missed() -> None:
+    sources = sources_of("bench_lce")
+    sources.remove("src/kernels/device/ptx_wgmma.cuh")
+    assert "src/kernels/device/ptx_wgmma.cuh" in missing_includes(sources)
+
+
+def test_sources_are_followed_through_includes(repository: Path) -> None:
+    for file, text in {
+        "src/kernels/op/op.cu": '#include <vector>\n#include "kernels/op/op.cuh"\n',
+        "src/kernels/op/op.cuh": '#include "kernels/device/a.cuh"\n  #include "ikbo/limits.h"\n',
+        "src/kernels/device/a.cuh": '#include "kernels/device/b.cuh"\n',
+        "src/kernels/device/b.cuh": "",
+        "src/kernels/device/unused.cuh": "",
+        "src/kernels/host/limits.cpp": '#include "kernels/host/check.h"\n',
+        "src/kernels/host/check.h": "",
+        "include/ikbo/limits.h": "",
+        "src/torch_ops/op.cpp": '#include "torch_ops/args.h"\n#include "cpu/op.h"\n',
+        "src/torch_ops/args.h": "",
+        "src/torch_ops/args.cpp": '#include "torch_ops/left_out.h"\n',
+        "src/torch_ops/left_out.h": "",
+        "src/cpu/op.h": "",
+        "python/ikbo/_op.py": "",
+    }.items():
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        (repository / file).write_text(text)
+    assert bench_sources.cuda_sources("op", without=["src/torch_ops/left"]) == [
+        "include/ikbo/limits.h",
+        "python/ikbo/_op.py",
+        "src/kernels/device/a.cuh",
+        "src/kernels/device/b.cuh",
+        "src/kernels/host/check.h",
+        "src/kernels/host/limits.cpp",
+        "src/kernels/op/**/*",
+        "src/torch_ops/args.cpp",
+        "src/torch_ops/args.h",
+        "src/torch_ops/op.cpp",
+    ]
+    (repository / "src/kernels/device/b.cuh").unlink()
+    with pytest.raises(FileNotFoundError, match=r'a.cuh: #include "kernels/device/b.cuh" must'):
+        bench_sources.cuda_sources("op")
+
+
 @pytest.fixture
 def result_file(
     repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., bench_cuda.ResultFile]:
+) -> Callable[..., bench_results.ResultFile]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
 
-    def make(*, keep: bool = False) -> bench_cuda.ResultFile:
-        return bench_cuda.ResultFile("lce", ["src/*.cpp"], repository / "results", keep=keep)
+    def make(*, keep: bool = False) -> bench_results.ResultFile:
+        return bench_results.ResultFile("lce", ["src/*.cpp"], repository / "results", keep=keep)
 
     return make
 
@@ -112,7 +218,7 @@ def row_of(b: int, ours: float = 1.0) -> dict[str, Any]:
 
 
 def test_a_result_file_has_every_row_so_far(
-    result_file: Callable[..., bench_cuda.ResultFile],
+    result_file: Callable[..., bench_results.ResultFile],
 ) -> None:
     results = result_file()
     order = [{"B": b} for b in (1, 2, 3)]
@@ -129,7 +235,7 @@ def test_a_result_file_has_every_row_so_far(
 
 
 def test_rows_of_other_sources_are_not_kept(
-    repository: Path, result_file: Callable[..., bench_cuda.ResultFile]
+    repository: Path, result_file: Callable[..., bench_results.ResultFile]
 ) -> None:
     result_file().add(row_of(1))
     (repository / "src" / "op.cpp").write_text("int b;")
@@ -164,6 +270,85 @@ def test_a_contestant_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> No
         "absent": "not installed",
         "large": "needs 4 GB; 2.73 GB are free",
     }
+
+
+class Event:
+    """In place of one of CUDA's: counts those that were recorded."""
+
+    recorded = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.recorded += 1
+        self.at = Event.recorded
+
+    def elapsed_time(self, end: "Event") -> float:
+        return float(end.at - self.at)
+
+
+class Graph:
+    """In place of one of CUDA's, and of its capture."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the timers need of a GPU, without one."""
+    buffer = torch.ones(1)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: buffer)
+    for name in ("synchronize", "empty_cache", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: Graph())
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_is_timed_runs_in_inference_mode() -> None:
+    modes: list[bool] = []
+
+    def call() -> torch.Tensor:
+        modes.append(torch.is_inference_mode_enabled())
+        return torch.ones(3)
+
+    contestants = bench_cuda.checked({"ours": call}, torch.ones(3))
+    assert len(modes) == 1
+    assert bench_cuda.timed(contestants, rounds=3) == {"ours": 1.0}
+    assert len(modes) == 1 + 5 + 3
+    bench_cuda.replayed(contestants)
+    assert len(modes) == 1 + 5 + 3 + 2
+    assert all(modes)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_call_that_cannot_be_captured_says_why() -> None:
+    def fails() -> torch.Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    replays = bench_cuda.replayed({"a": lambda: torch.ones(3), "b": fails, "c": "not installed"})
+    assert callable(replays["a"])
+    assert replays["b"] == "RuntimeError: operation not permitted when stream is capturing"
+    assert replays["c"] == "not installed"
+
+
+def test_cases_are_chosen_by_number() -> None:
+    args = bench_cuda.parser_of("Times.", 5).parse_args(["--first", "1", "--count", "2", "--keep"])
+    assert bench_cuda.chosen(args, "abcde") == [(1, "b"), (2, "c")]
+    assert args.keep
+    args = bench_cuda.parser_of("Times.", 5).parse_args([])
+    assert [case for _, case in bench_cuda.chosen(args, "abcde")] == list("abcde")
+    assert not hasattr(bench_cuda.parser_of("Times.").parse_args([]), "first")
 
 
 def test_padding_adds_zeros_up_to_a_multiple_of_8() -> None:

@@ -2,6 +2,7 @@
 """`make plots`: every results file becomes a picture, one per unit."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,24 @@ def test_each_unit_becomes_a_picture(tmp_path: Path) -> None:
     assert [p.name for p in pictures] == ["ops-cpu-GB-per-s.png", "ops-cpu-ms.png"]
     for picture in pictures:
         assert min(Image.open(picture).size) > 100
+
+
+def test_shares_of_both_floors_stand_beside_the_bars() -> None:
+    names = runpy.run_path(str(REPO / "tools" / "plots.py"), run_name="plots")
+    ladder = json.loads((REPO / "bench" / "results" / "lce-ladder-h200.json").read_text())
+    for row in ladder["rows"]:
+        bars = names["bars_of"](row)
+        floors = {kind: bars.pop(f"floor: {kind}") for kind in ("hbm", "tensor")}
+        assert "floor" not in bars
+        assert {"baseline", "decomposed", "aligned", "ours"} <= set(bars)
+        for name, time in bars.items():
+            hbm, tensor = (100 * floor / time for floor in floors.values())
+            # The file has four digits of each time.
+            texts = {f"{x:.0f} % of hbm" for x in (hbm * 0.999, hbm * 1.001)}
+            texts |= {f"{x:.0f} % of tensor" for x in (tensor * 0.999, tensor * 1.001)}
+            assert set(names["shares_of"](row, name).split(", ")) <= texts
+    assert names["shares_of"](ROWS[0], "ours") == ""
+    assert names["bars_of"](ROWS[0]) == {"ours": 1.5, "two_gemms": 1.4, "floor": 0.9}
 
 
 def test_no_results_is_an_error(tmp_path: Path) -> None:

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timers, limits and checks of the GPU benchmarks."""
+"""Timers, limits, checks and options of the GPU benchmarks.
+
+All that is timed runs in inference mode, as in serving: outside of it PyTorch goes through the
+operators' autograd kernels, which are Python and take the host's time at each call.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from ikbo.testing.bench import RESULTS, source_hash, write_results
 from ikbo.testing.cost import Cost
 
 FLUSH_BYTES = 256 * 1024 * 1024  # several times the L2 of an H200 (50 MB)
@@ -21,8 +24,10 @@ FLUSH_MS = 0.08  # what writing them takes
 
 Call = Callable[[], torch.Tensor]
 Contestant = Call | str  # a string says why it does not run
+Case = TypeVar("Case")
 
 
+@torch.inference_mode()
 def interleaved_cuda(
     contestants: Mapping[str, Callable[[], object]],
     rounds: int = 60,
@@ -104,6 +109,7 @@ def without_oversized(
     return kept
 
 
+@torch.inference_mode()
 def checked(
     contestants: Mapping[str, Contestant],
     reference: torch.Tensor,
@@ -160,6 +166,7 @@ def timed(
     return {name: times[name] if name in times else reasons[name] for name in contestants}
 
 
+@torch.inference_mode()
 def replayed(contestants: Mapping[str, Contestant]) -> dict[str, Callable[[], object] | str]:
     """Each call's kernels as a CUDA graph; a call that cannot be captured becomes the reason."""
     replays: dict[str, Callable[[], object] | str] = {}
@@ -171,7 +178,8 @@ def replayed(contestants: Mapping[str, Contestant]) -> dict[str, Callable[[], ob
             call()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # A capture that fails does not give the stream back.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
                 call()
             replays[name] = graph.replay
         except Exception as problem:
@@ -239,59 +247,21 @@ def measured_limits() -> Limits:
     )
 
 
-class ResultFile:
-    """The rows of a result file, which is rewritten after each: a run that ends early loses none.
+def parser_of(doc: str, num_cases: int = 0) -> argparse.ArgumentParser:
+    """The options that every GPU benchmark has; the first line of ``doc`` says what it does.
 
-    Args:
-        name: of the benchmark.
-        sources: see ``write_results``.
-        folder: of the file; None: ``bench/results``.
-        keep: start from the rows that the file has, if it measures the same sources.
-
-    Errors:
-        SystemExit: rows of a stale file were to be kept.
+    With ``num_cases``, also those by which ``chosen`` picks some of as many cases, and ``--keep``.
     """
-
-    def __init__(
-        self, name: str, sources: Sequence[str], folder: Path | None = None, *, keep: bool = False
-    ) -> None:
-        self.name = name
-        self.sources = sources
-        self.folder = folder or RESULTS
-        self.path = self.folder / f"{name}-h200.json"
-        self.rows: dict[str, Mapping[str, Any]] = {}
-        if keep and self.path.is_file():
-            content = json.loads(self.path.read_text())
-            facts = content["environment"]
-            if source_hash(facts["sources"]) != facts["source_hash"]:
-                raise SystemExit(f"bench_{name}: {self.path} is stale; measure all cases")
-            self.rows = {self._key(row["case"]): row for row in content["rows"]}
-
-    def add(self, row: Mapping[str, Any], order: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Adds a row, or replaces that of its case, and writes the file.
-
-        Args:
-            row: see ``write_results``.
-            order: cases in the file's order; rows of cases that it does not hold leave the file.
-        """
-        self.rows[self._key(row["case"])] = row
-        if keys := [self._key(case) for case in order]:
-            self.rows = {key: self.rows[key] for key in keys if key in self.rows}
-        write_results(
-            self.name,
-            list(self.rows.values()),
-            sources=self.sources,
-            device="h200",
-            results=self.folder,
-        )
-
-    @staticmethod
-    def _key(case: Mapping[str, Any]) -> str:
-        return json.dumps(case, sort_keys=True)
-
-
-def parser_of(doc: str) -> argparse.ArgumentParser:
-    """The options that every GPU benchmark has; the first line of ``doc`` says what it does."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--output", type=Path, help="folder of the result file")
+    if num_cases > 0:
+        number = functools.partial(parser.add_argument, type=int)
+        number("--first", default=0, help="number of the first case to run")
+        number("--count", default=num_cases, help="cases to run")
+        parser.add_argument("--keep", action="store_true", help="keep the file's rows of others")
     return parser
+
+
+def chosen(args: argparse.Namespace, cases: Sequence[Case]) -> list[tuple[int, Case]]:
+    """The cases to run, each with its number."""
+    return list(enumerate(cases))[args.first : args.first + args.count]

@@ -9,6 +9,7 @@
 #include "kernels/device/ptx_tma.cuh"
 #include "kernels/device/ptx_wgmma_registers.cuh"
 #include "kernels/device/ptx_wgmma_transposed.cuh"
+#include "kernels/device/round_pair.cuh"
 
 namespace ikbo::bmm_impl {
 

@@ -5,28 +5,11 @@
 
 #include "kernels/bmm/bmm_sm90_traits.cuh"
 #include "kernels/device/ptx_mbarrier.cuh"
+#include "kernels/device/ring_position.cuh"
 
 namespace ikbo::bmm_impl {
 
-// Position in a ring; `phase` flips at each lap.
-struct RingPosition {
-  int slot = 0;
-  int phase = 0;
-
-  __device__ __forceinline__ void advance(int size) {
-    if (++slot == size) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ void skip(int count, int size) {
-    slot += count;
-    while (slot >= size) {
-      slot -= size;
-      phase ^= 1;
-    }
-  }
-};
+using device::RingPosition;
 
 template <typename Traits>
 struct Sm90Cta {

@@ -8,7 +8,6 @@
 #include "kernels/bmm/bmm_sm90_launch.h"
 #include "kernels/host/launch.h"
 #include "kernels/host/tensor_map.h"
-#include "kernels/host/tensor_map_narrow.h"
 
 namespace ikbo::bmm_impl {
 
@@ -38,7 +37,8 @@ inline CUtensorMap make_map(const MatrixMap& m, const BmmParams& p) {
   spec.box[0] = is_sum ? kBlockR : m.row_out;
   spec.box[1] = is_sum ? m.box_out : kBlockR;
   spec.box[2] = 1;
-  return host::make_narrow_tensor_map(spec, kWhat);
+  spec.swizzle_bytes = spec.box[0] * 2;
+  return host::make_tensor_map(spec, kWhat);
 }
 
 // Results of a box's columns, row after row of P, are 128-byte rows of their own, whatever N is.

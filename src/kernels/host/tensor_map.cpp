@@ -26,6 +26,14 @@ EncodeTiled encode_tiled() {
   return reinterpret_cast<EncodeTiled>(entry);
 }
 
+CUtensorMapSwizzle swizzle_of(int bytes, const char* what) {
+  IKBO_CHECK(bytes == 0 || bytes == 32 || bytes == 64 || bytes == 128, what,
+             ": a tensor map must swizzle over 0, 32, 64 or 128 bytes; got ", bytes);
+  if (bytes == 0) return CU_TENSOR_MAP_SWIZZLE_NONE;
+  if (bytes == 32) return CU_TENSOR_MAP_SWIZZLE_32B;
+  return bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
 template <int kRank>
 CUtensorMap encode_map(const void* data, DType dtype, const std::int64_t (&extent)[kRank],
                        const std::int64_t (&stride)[kRank - 1], const int (&box)[kRank],
@@ -63,7 +71,7 @@ CUtensorMap encode_map(const void* data, DType dtype, const std::int64_t (&exten
 
 CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what) {
   return encode_map(spec.data, spec.dtype, spec.extent, spec.stride, spec.box,
-                    spec.swizzles ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, what);
+                    swizzle_of(spec.swizzle_bytes, what), what);
 }
 
 CUtensorMap make_tensor_map(const TensorMap4d& spec, const char* what) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps for the copy engine (tensor_map_narrow.h has those with rows below 128 bytes).
+// Tensor maps for the copy engine.
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +16,7 @@ struct TensorMap3d {
   std::int64_t extent[3] = {};    // innermost first, elements
   std::int64_t stride[2] = {};    // of dimensions 1 and 2, elements
   int box[3] = {};
-  bool swizzles = true;  // 128-byte swizzle
+  int swizzle_bytes = 128;  // 32, 64 or 128; 0: none
 };
 
 struct TensorMap4d {
@@ -28,7 +28,7 @@ struct TensorMap4d {
 };
 
 // Encode with zero fill outside the tensor. Throw ikbo::Error with `what` and
-// the offending sizes when the driver refuses.
+// the offending sizes when the driver refuses, or for another swizzle.
 CUtensorMap make_tensor_map(const TensorMap3d& spec, const char* what);
 CUtensorMap make_tensor_map(const TensorMap4d& spec, const char* what);
 

@@ -22,30 +22,17 @@
 #include "kernels/device/ptx_mbarrier.cuh"
 #include "kernels/device/ptx_tma.cuh"
 #include "kernels/device/ptx_wgmma.cuh"
+#include "kernels/device/ring_position.cuh"
 #include "kernels/device/smem_address.cuh"
 #include "kernels/lce/lce_sm90_epilogue.cuh"
 #include "kernels/lce/lce_sm90_traits.cuh"
 
 namespace ikbo::lce_impl {
 
-// Position in the ring of stages; `phase` flips at each lap.
-template <int kNumStages>
-struct RingPosition {
-  int stage = 0;
-  int phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kNumStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 template <typename Traits>
 struct LceSm90 {
   using Element = typename Traits::Element;
-  using Ring = RingPosition<Traits::kNumStages>;
+  using Ring = device::FixedRingPosition<Traits::kNumStages>;
   static constexpr int kTileM = Traits::kTileM;
   static constexpr int kConsumers = Traits::kConsumers;
   static constexpr Stage kStage = Traits::kStage;
@@ -156,8 +143,8 @@ struct LceSm90 {
             weight_row = item.tile_m * blocks_of_image * kWeightRows;
           }
           for (int k = 0; k < blocks; ++k) {
-            device::mbarrier_wait(empty(ring.stage), ring.phase ^ 1);
-            load_stage(ring.stage, &params.e[part], n, k * kBlockK, rows_of,
+            device::mbarrier_wait(empty(ring.slot), ring.phase ^ 1);
+            load_stage(ring.slot, &params.e[part], n, k * kBlockK, rows_of,
                        &params.w[kStage == Stage::kDual && !is_user], weight_row);
             weight_row += kWeightRows;
             ring.advance();
@@ -201,8 +188,8 @@ struct LceSm90 {
                                              int consumer, int lane, int begin, int end) const {
 #pragma unroll 1
     for (int k = begin; k < end; ++k) {
-      device::mbarrier_wait(full(ring.stage), ring.phase);
-      multiply<kBlockK / 16>(acc, ring.stage, consumer, k > 0);
+      device::mbarrier_wait(full(ring.slot), ring.phase);
+      multiply<kBlockK / 16>(acc, ring.slot, consumer, k > 0);
       ring.advance();
       if (k >= Traits::kPending) {
         device::wgmma_wait<Traits::kPending>();
@@ -218,7 +205,7 @@ struct LceSm90 {
   template <typename Fetch>
   __device__ __forceinline__ void run_tile(float (&acc)[kTileM / 2], Ring& ring, int consumer,
                                            int lane, int fetch_block, Fetch&& fetch) const {
-    int oldest = ring.stage;  // the stage to release next
+    int oldest = ring.slot;  // the stage to release next
     int begin = 0;
     const int num_parts = Traits::kMaxParts == 1 ? 1 : params.args.num_parts;
     for (int part = 0; part < num_parts; ++part) {
@@ -227,11 +214,11 @@ struct LceSm90 {
       run_blocks(acc, ring, oldest, consumer, lane, begin, middle);
       if (fetch_block == middle) fetch();
       run_blocks(acc, ring, oldest, consumer, lane, middle, last);
-      device::mbarrier_wait(full(ring.stage), ring.phase);
+      device::mbarrier_wait(full(ring.slot), ring.phase);
       if (params.parts[part].last_steps == 1) {
-        multiply<1>(acc, ring.stage, consumer, last > 0);
+        multiply<1>(acc, ring.slot, consumer, last > 0);
       } else {
-        multiply<2>(acc, ring.stage, consumer, last > 0);
+        multiply<2>(acc, ring.slot, consumer, last > 0);
       }
       ring.advance();
       if (last >= Traits::kPending && last < params.args.num_blocks_k - 1) {
@@ -242,7 +229,7 @@ struct LceSm90 {
     }
     device::wgmma_wait<0>();
     device::fence_registers(acc);
-    while (oldest != ring.stage) release(oldest, lane);
+    while (oldest != ring.slot) release(oldest, lane);
   }
 
   __device__ __forceinline__ void consume_user(int consumer, int thread) const {

@@ -9,11 +9,10 @@
 // long as tiles of the same user follow each other.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "kernels/device/ptx_mbarrier.cuh"
+#include "kernels/device/ptx_stmatrix.cuh"
 #include "kernels/device/ptx_tma.cuh"
+#include "kernels/device/round_pair.cuh"
 #include "kernels/lce/lce_sm90_traits.cuh"
 
 namespace ikbo::lce_impl {
@@ -103,16 +102,6 @@ struct Sm90Epilogue {
     }
   }
 
-  __device__ __forceinline__ static std::uint32_t round_pair(float low, float high) {
-    if constexpr (std::is_same_v<Element, __half>) {
-      const __half2 pair = __floats2half2_rn(low, high);
-      return *reinterpret_cast<const std::uint32_t*>(&pair);
-    } else {
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-      return *reinterpret_cast<const std::uint32_t*>(&pair);
-    }
-  }
-
   // Rounds fragments [i, i + 2) and stores 16 rows of m x 64 n (this warp's 16) to staging.
   __device__ __forceinline__ void stage_pair(const float* d, int i, std::uint32_t s_staging) const {
     const int lane = thread % 32;
@@ -120,12 +109,10 @@ struct Sm90Epilogue {
     // Matrices of 8 x 8: (m 0-7, n 0-7), (m 0-7, n 8-15), (m 8-15, n 0-7), (m 8-15, n 8-15).
     const int row = i * 8 + ((lane >> 4) << 3) + (lane & 7);
     const int chunk = warp * 2 + ((lane >> 3) & 1);
-    const std::uint32_t address = s_staging + row * 128 + ((chunk ^ (row & 7)) << 4);
-    asm volatile(
-        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-        "r"(round_pair(d[0], d[1])), "r"(round_pair(d[2], d[3])), "r"(round_pair(d[4], d[5])),
-        "r"(round_pair(d[6], d[7]))
-        : "memory");
+    device::store_matrices_transposed(
+        s_staging + row * 128 + ((chunk ^ (row & 7)) << 4), device::round_pair<Element>(d[0], d[1]),
+        device::round_pair<Element>(d[2], d[3]), device::round_pair<Element>(d[4], d[5]),
+        device::round_pair<Element>(d[6], d[7]));
   }
 
   // Adds what the tile loop keeps, rounds, and starts the store of the tile. The caller has waited

@@ -32,7 +32,7 @@ inline CUtensorMap make_map_w(const void* packed, int padded_k, int tile_bytes,
                                                  .extent = {kRow, rows, 1},
                                                  .stride = {kRow, kRow * rows},
                                                  .box = {kRow, tile_bytes / kPackedRowBytes, 1},
-                                                 .swizzles = false},
+                                                 .swizzle_bytes = 0},
                                what);
 }
 

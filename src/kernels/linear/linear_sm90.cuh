@@ -25,6 +25,7 @@
 #include "kernels/device/ptx_mbarrier.cuh"
 #include "kernels/device/ptx_tma.cuh"
 #include "kernels/device/ptx_wgmma.cuh"
+#include "kernels/device/ring_position.cuh"
 #include "kernels/device/smem_address.cuh"
 #include "kernels/linear/linear_layout.h"
 
@@ -98,20 +99,13 @@ struct Mainloop {
   typename Traits::SharedStorage& shared;
   int first_block;  // of k
   int end_block;
-  int stage = 0;  // position in the ring; `phase` flips at each lap
-  int phase = 0;
+  device::FixedRingPosition<kStages> ring = {};
 
   __device__ __forceinline__ std::uint32_t full(int s) const {
     return device::smem_address(&shared.full[s]);
   }
   __device__ __forceinline__ std::uint32_t empty(int s) const {
     return device::smem_address(&shared.empty[s]);
-  }
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
   }
 
   __device__ __forceinline__ bool has_copies() const {
@@ -132,16 +126,17 @@ struct Mainloop {
 
   __device__ __forceinline__ void load_by_tma(const Sm90Maps& maps, std::uint32_t s_stage,
                                               int first_row, int first_m, int k) const {
-    device::mbarrier_arrive_expect_bytes(full(stage), tma_bytes());
+    device::mbarrier_arrive_expect_bytes(full(ring.slot), tma_bytes());
     if (args.x.feed == LinearFeed::kTma) {
-      device::tma_load_3d(s_stage, maps.x, full(stage), k, 0, first_row);
+      device::tma_load_3d(s_stage, maps.x, full(ring.slot), k, 0, first_row);
     }
     if (args.w.feed == LinearFeed::kTma) {
       const int last_group = (args.m - 1) % 4 + 1;  // rows of it
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         device::tma_load_3d(s_stage + (kTileRows + r * (kTileM / 4)) * Traits::kRowBytes,
-                            r < last_group ? maps.w : maps.w_full, full(stage), k, r, first_m / 4);
+                            r < last_group ? maps.w : maps.w_full, full(ring.slot), k, r,
+                            first_m / 4);
       }
     }
   }
@@ -217,7 +212,7 @@ struct Mainloop {
     if (args.x.feed == LinearFeed::kElement) {
       copy_elements(s_stage, word, warp, first_row);
       device::fence_smem_to_async();
-      device::mbarrier_arrive(full(stage));
+      device::mbarrier_arrive(full(ring.slot));
       return;
     }
     if (args.x.feed == LinearFeed::kAsync) {
@@ -231,19 +226,19 @@ struct Mainloop {
                                  warp, first_m + r);
       }
     }
-    device::copy_async_arrive(full(stage));
+    device::copy_async_arrive(full(ring.slot));
   }
 
   __device__ __forceinline__ void produce_tile(const Sm90Maps& maps, int first_row, int first_m,
                                                int thread) {
     for (int block = first_block; block < end_block; ++block) {
-      device::mbarrier_wait(empty(stage), phase ^ 1);
-      const std::uint32_t s_stage = device::smem_address(shared.stages[stage]);
+      device::mbarrier_wait(empty(ring.slot), ring.phase ^ 1);
+      const std::uint32_t s_stage = device::smem_address(shared.stages[ring.slot]);
       if (thread == 0 && tma_bytes() > 0) {
         load_by_tma(maps, s_stage, first_row, first_m, block * kBlockK);
       }
       if (has_copies()) copy_stage(s_stage, first_row, first_m, block, thread);
-      advance();
+      ring.advance();
     }
   }
 
@@ -256,7 +251,7 @@ struct Mainloop {
   template <int kSteps>
   __device__ __forceinline__ void multiply(float (&acc)[kTileM / 2], int consumer,
                                            int accumulate) const {
-    const std::uint32_t s_stage = device::smem_address(shared.stages[stage]);
+    const std::uint32_t s_stage = device::smem_address(shared.stages[ring.slot]);
     const std::uint64_t x =
         device::wgmma_descriptor_k_major_128b(s_stage + consumer * 64 * Traits::kRowBytes);
     const std::uint64_t w =
@@ -288,7 +283,7 @@ struct Mainloop {
   }
 
   __device__ __forceinline__ void wait_full() const {
-    device::mbarrier_wait(full(stage), phase);
+    device::mbarrier_wait(full(ring.slot), ring.phase);
     // What threads copied is read by wgmma, which is asynchronous.
     if (has_copies()) device::fence_smem_to_async();
   }
@@ -308,8 +303,8 @@ struct Mainloop {
         device::wgmma_wait<1>();
         release(previous, lane);
       }
-      previous = stage;
-      advance();
+      previous = ring.slot;
+      ring.advance();
     }
     const int num_steps = (min(args.k - last * kBlockK, kBlockK) + 15) / 16;
     wait_full();
@@ -318,8 +313,8 @@ struct Mainloop {
     device::wgmma_wait<0>();
     device::fence_registers(acc);
     if (last > first_block) release(previous, lane);
-    release(stage, lane);
-    advance();
+    release(ring.slot, lane);
+    ring.advance();
   }
 };
 

@@ -11,20 +11,10 @@
 #pragma once
 
 #include "kernels/device/activation.cuh"
+#include "kernels/device/round_pair.cuh"
 #include "kernels/linear/linear_sm90.cuh"
 
 namespace ikbo::linear_impl {
-
-template <typename Element>
-__device__ __forceinline__ std::uint32_t round_pair(float low, float high) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-}
 
 // Eight rounded values; word i holds values 2i and 2i + 1.
 struct Packed {
@@ -74,8 +64,8 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ static Packed pack(const float (&v)[8]) {
-    return {{round_pair<Element>(v[0], v[1]), round_pair<Element>(v[2], v[3]),
-             round_pair<Element>(v[4], v[5]), round_pair<Element>(v[6], v[7])}};
+    return {{device::round_pair<Element>(v[0], v[1]), device::round_pair<Element>(v[2], v[3]),
+             device::round_pair<Element>(v[4], v[5]), device::round_pair<Element>(v[6], v[7])}};
   }
 
   // User stage: one unit of the partial.

@@ -4,23 +4,10 @@
 
 #include "kernels/device/cta_group_tiles.cuh"
 #include "kernels/device/ptx_mbarrier.cuh"
+#include "kernels/device/ring_position.cuh"
 #include "kernels/target_attention/target_attention_sm90_traits.cuh"
 
 namespace ikbo::target_attention_impl {
-
-// Position in a ring; `phase` flips at each lap.
-template <int kSize>
-struct RingPosition {
-  int slot = 0;
-  int phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot == kSize) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 // Keeps what is computed from the value where it stands: hoisted out of the loop over tiles, the
 // addresses of a whole tile would fill the registers.
@@ -32,8 +19,8 @@ __device__ __forceinline__ int computed_here(int value) {
 template <typename Traits>
 struct Sm90Cta {
   using Element = typename Traits::Element;
-  using Ring = RingPosition<Traits::kStages>;
-  using QueryRing = RingPosition<Traits::kQueryBuffers>;
+  using Ring = device::FixedRingPosition<Traits::kStages>;
+  using QueryRing = device::FixedRingPosition<Traits::kQueryBuffers>;
   static constexpr int kHeadDim = Traits::kHeadDim;
   static constexpr int kKeyBlock = Traits::kKeyBlock;
   static constexpr int kConsumers = Traits::kConsumers;
@@ -138,7 +125,7 @@ struct Sm90Cta {
   }
   template <int kSize>
   __device__ __forceinline__ void wait_for(const std::uint64_t (&full)[kSize],
-                                           const RingPosition<kSize>& ring) const {
+                                           const device::FixedRingPosition<kSize>& ring) const {
     device::mbarrier_wait(address(full[ring.slot]), ring.phase);
   }
   template <int kSize>
@@ -149,7 +136,8 @@ struct Sm90Cta {
   // One arrival per warp.
   template <int kSize>
   __device__ __forceinline__ void release(const std::uint64_t (&empty)[kSize],
-                                          RingPosition<kSize>& ring, int thread) const {
+                                          device::FixedRingPosition<kSize>& ring,
+                                          int thread) const {
     if (thread % 32 == 0) device::mbarrier_arrive(address(empty[ring.slot]));
     __syncwarp();
     ring.advance();

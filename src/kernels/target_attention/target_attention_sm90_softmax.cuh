@@ -3,24 +3,13 @@
 // 16, and of each 8 keys the two from t % 4 * 2 on.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <type_traits>
+
+#include "kernels/device/round_pair.cuh"
 
 namespace ikbo::target_attention_impl {
 
-template <typename Element>
-__device__ __forceinline__ std::uint32_t round_pair(float low, float high) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  } else {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-}
+using device::round_pair;
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;

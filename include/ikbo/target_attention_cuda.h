@@ -16,8 +16,9 @@
 namespace ikbo {
 
 enum class TargetAttentionKernel : std::int8_t {
-  kNone,  // no CUDA kernel takes these params: the composite does
-  kSm90,  // warp-specialised TMA + wgmma, persistent
+  kNone,     // no CUDA kernel takes these params: the composite does
+  kSm90,     // warp-specialised TMA + wgmma, persistent
+  kGeneric,  // compute capability 8.0 and newer: mma.sync for 16-bit types, multiply-adds for fp32
 };
 
 struct TargetAttentionCudaConfig {
@@ -27,7 +28,8 @@ struct TargetAttentionCudaConfig {
   int num_splits = 1;  // ranges of a user's keys that different CTAs work on
 };
 
-// "target_attention_sm90<head_dim=128,key_block=128>", or "...,splits=33>" with few rows
+// "target_attention_sm90<head_dim=128,key_block=128>", or "...,splits=33>" with few rows;
+// "target_attention_generic<...>" likewise
 std::string to_string(const TargetAttentionCudaConfig& config);
 
 // Pure: reads sizes, strides, dtype, scale and the alignment of the pointers.

@@ -247,7 +247,8 @@ std::string select_target_attention(const KernelQuery& query, bool is_packed) {
   params.stride_v = v.strides;
   const bool has_mask = !layout.is_at_end() && layout.next() != 0;
   const bool has_positive_scale = layout.is_at_end() || layout.next() != 0;
-  if (has_mask || !has_positive_scale) return kComposite;
+  if (has_mask) params.user_mask = &has_mask;  // only its presence counts
+  if (!has_positive_scale) params.scale = -1.0;
   return to_string(select_target_attention_cuda_config(params, current_limits()));
 }
 

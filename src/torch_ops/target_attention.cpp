@@ -23,11 +23,12 @@ namespace ikbo::ops {
 namespace {
 
 #ifdef IKBO_WITH_CUDA
-// The values of a list that the device reads, contiguous; nullptr where there is none.
-const int32_t* int32_data(const std::optional<Tensor>& list, std::optional<Tensor>& dense) {
-  if (!list) return nullptr;
-  dense = torch::stable::contiguous(*list);
-  return static_cast<const int32_t*>(dense->const_data_ptr());
+// The values of a tensor that the device reads, contiguous; nullptr where there is none.
+template <typename T>
+const T* data_of(const std::optional<Tensor>& tensor, std::optional<Tensor>& dense) {
+  if (!tensor) return nullptr;
+  dense = torch::stable::contiguous(*tensor);
+  return static_cast<const T*>(dense->const_data_ptr());
 }
 
 // Index values and lengths are not read on the host: no synchronisation
@@ -38,11 +39,10 @@ std::tuple<Tensor, Tensor> run_cuda(const AttentionArgs& args) {
   const int32_t device = q.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   TargetAttentionParams params = make_params(args);
-  if (args.user_mask) {
-    params.user_mask = static_cast<const bool*>(args.user_mask->const_data_ptr());
-  }
+  std::optional<Tensor> dense_user_mask;
   std::optional<Tensor> dense_user_offsets;
-  params.user_offsets = int32_data(args.user_offsets, dense_user_offsets);
+  params.user_mask = data_of<bool>(args.user_mask, dense_user_mask);
+  params.user_offsets = data_of<int32_t>(args.user_offsets, dense_user_offsets);
   if (args.is_packed()) params.num_keys = static_cast<int32_t>(args.k.size(0));
   const DeviceLimits limits = query_device_limits(device);
   const TargetAttentionCudaConfig config = select_target_attention_cuda_config(params, limits);
@@ -56,8 +56,8 @@ std::tuple<Tensor, Tensor> run_cuda(const AttentionArgs& args) {
   std::optional<Tensor> dense_user_lengths;
   std::optional<Tensor> dense_cand_lengths;
   params.cand_to_user = static_cast<const int32_t*>(index.const_data_ptr());
-  params.user_lengths = int32_data(args.user_lengths, dense_user_lengths);
-  params.cand_lengths = int32_data(args.cand_lengths, dense_cand_lengths);
+  params.user_lengths = data_of<int32_t>(args.user_lengths, dense_user_lengths);
+  params.cand_lengths = data_of<int32_t>(args.cand_lengths, dense_cand_lengths);
   params.out = out.mutable_data_ptr();
   params.lse = lse.mutable_data_ptr();
   const Tensor workspace = torch::stable::new_empty(

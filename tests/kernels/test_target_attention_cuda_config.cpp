@@ -68,25 +68,75 @@ TEST(TargetAttentionCudaConfig, PackedHistoriesHaveNoStrideOfUsers) {
   EXPECT_EQ(chosen(p), "target_attention_sm90<head_dim=128,key_block=128>");
 }
 
-TEST(TargetAttentionCudaConfig, EverythingElseIsComposed) {
-  EXPECT_EQ(chosen(make_params(), {.compute_capability = 80, .num_sms = 108}), "composite");
-  EXPECT_EQ(chosen(make_params(12)), "composite");
-  EXPECT_EQ(chosen(make_params(264)), "composite");
-  const auto with = [](auto change) {
-    TargetAttentionParams params = make_params();
-    change(params);
-    return chosen(params);
+template <typename Change>
+std::string chosen_with(Change change, const DeviceLimits& limits = kHopper) {
+  TargetAttentionParams params = make_params();
+  change(params);
+  return chosen(params, limits);
+}
+
+TEST(TargetAttentionCudaConfig, WhatHopperDoesNotTakeIsGeneric) {
+  const std::string generic = "target_attention_generic<head_dim=128,key_block=64>";
+  EXPECT_EQ(chosen(make_params(), {.compute_capability = 80, .num_sms = 108}), generic);
+  EXPECT_EQ(chosen(make_params(), {.compute_capability = 100, .num_sms = 148}), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.scale = 0; }), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.scale = -1; }), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.num_keys = 0; }), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.user_mask = reinterpret_cast<const bool*>(memory); }),
+            generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.q = memory + 2; }), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.stride_k[1] += 4; }), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.stride_v[0] = 0; }), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.stride_q[3] = 2; }), generic);
+  EXPECT_EQ(chosen_with([](auto& p) { p.out = memory + 2; }), generic);
+}
+
+TEST(TargetAttentionCudaConfig, GenericFillsTheHeadUp) {
+  EXPECT_EQ(chosen(make_params(1)), "target_attention_generic<head_dim=32,key_block=64>");
+  EXPECT_EQ(chosen(make_params(12)), "target_attention_generic<head_dim=32,key_block=64>");
+  EXPECT_EQ(chosen(make_params(129)), "target_attention_generic<head_dim=192,key_block=32>");
+  EXPECT_EQ(chosen(make_params(255)), "target_attention_generic<head_dim=256,key_block=32>");
+  const auto fp32 = [](int head_dim) {
+    TargetAttentionParams p = make_params(head_dim);
+    p.dtype = DType::kFloat32;
+    return chosen(p);
   };
-  EXPECT_EQ(with([](auto& p) { p.dtype = DType::kFloat32; }), "composite");
-  EXPECT_EQ(with([](auto& p) { p.scale = 0; }), "composite");
-  EXPECT_EQ(with([](auto& p) { p.scale = -1; }), "composite");
-  EXPECT_EQ(with([](auto& p) { p.num_keys = 0; }), "composite");
-  EXPECT_EQ(with([](auto& p) { p.user_mask = reinterpret_cast<const bool*>(memory); }),
+  EXPECT_EQ(fp32(64), "target_attention_generic<head_dim=64,key_block=64>");
+  EXPECT_EQ(fp32(128), "target_attention_generic<head_dim=128,key_block=32>");
+  EXPECT_EQ(fp32(256), "target_attention_generic<head_dim=256,key_block=16>");
+}
+
+TEST(TargetAttentionCudaConfig, FewRowsSplitTheHistoryForTheGenericKernelToo) {
+  TargetAttentionParams p = make_params();
+  p.dtype = DType::kFloat32;
+  p.num_users = 1;
+  p.num_candidates = 64;
+  p.num_queries = 1;
+  p.num_keys = 16384;
+  // 64 rows of each kv head are a tile, 2 * 132 CTAs at most are wanted.
+  p.num_heads = 2;
+  EXPECT_EQ(chosen(p), "target_attention_generic<head_dim=128,key_block=32,splits=64>");
+  p.num_users = 33;  // 66 tiles
+  EXPECT_EQ(chosen(p), "target_attention_generic<head_dim=128,key_block=32,splits=4>");
+  p.num_users = 64;
+  EXPECT_EQ(chosen(p), "target_attention_generic<head_dim=128,key_block=32,splits=2>");
+  p.num_keys = 256;  // too short for a merge to pay
+  EXPECT_EQ(chosen(p), "target_attention_generic<head_dim=128,key_block=32>");
+}
+
+TEST(TargetAttentionCudaConfig, EverythingElseIsComposed) {
+  EXPECT_EQ(chosen(make_params(), {.compute_capability = 75, .num_sms = 40}), "composite");
+  EXPECT_EQ(chosen(make_params(257)), "composite");
+  EXPECT_EQ(chosen(make_params(0)), "composite");
+  EXPECT_EQ(chosen_with([](auto& p) { p.dtype = DType::kFloat64; }), "composite");
+  EXPECT_EQ(chosen_with([](auto& p) { p.num_users = 0; }), "composite");
+  // Rows of a kv head that int32 does not count.
+  EXPECT_EQ(chosen_with([](auto& p) {
+              p.user_mask = reinterpret_cast<const bool*>(memory);
+              p.num_candidates = 1 << 30;
+              p.num_queries = 1;
+            }),
             "composite");
-  EXPECT_EQ(with([](auto& p) { p.q = memory + 2; }), "composite");
-  EXPECT_EQ(with([](auto& p) { p.stride_k[1] += 4; }), "composite");
-  EXPECT_EQ(with([](auto& p) { p.stride_v[0] = 0; }), "composite");
-  EXPECT_EQ(with([](auto& p) { p.stride_q[3] = 2; }), "composite");
 }
 
 TEST(TargetAttentionCudaConfig, WorkspaceHoldsATileForEveryUserWithCandidates) {
@@ -97,6 +147,9 @@ TEST(TargetAttentionCudaConfig, WorkspaceHoldsATileForEveryUserWithCandidates) {
   params.num_users = 1000;
   EXPECT_EQ(target_attention_impl::max_tiles(params, config), 600 / 128 + 100);
   EXPECT_EQ(target_attention_workspace_bytes(params, {}), 0U);
+  TargetAttentionCudaConfig generic = config;
+  generic.kernel = TargetAttentionKernel::kGeneric;
+  EXPECT_EQ(target_attention_impl::max_tiles(params, generic), 600 / 64 + 100);
   EXPECT_GE(target_attention_workspace_bytes(params,
                                              select_target_attention_cuda_config(params, kHopper)),
             sizeof(target_attention_impl::Tile) * 104 + 4 * (3 * 1000 + 100));

@@ -11,7 +11,7 @@ from ikbo.testing.compare import check_against_reference
 from ikbo.testing.inputs import DTYPES, Case
 from tests.ops import test_target_attention_packed as packed
 from tests.ops.test_library import traced_kernels
-from tests.ops.test_target_attention import CASES, Inputs, inputs_of, small
+from tests.ops.test_target_attention import ALL_MASKS, CASES, Inputs, inputs_of, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -24,12 +24,56 @@ OURS = [
 ]
 
 
+# What Hopper's kernel does not take.
+GENERIC = [
+    *(
+        small(dtype, D=d, S=s, Q=q, **masks)
+        for dtype in ("fp16", "bf16")
+        for masks in ({"user_mask": True}, ALL_MASKS)
+        for d, s, q in ((64, 37, 2), (128, 300, 1), (33, 129, 8), (250, 70, 5), (1, 1, 64))
+    ),
+    *(small(dtype, D=64, S=0) for dtype in ("fp16", "fp32")),
+    *(
+        small(dtype, D=64, S=200, scale=scale)
+        for dtype in ("fp16", "fp32")
+        for scale in (0.0, -0.2)
+    ),
+    *(
+        small("fp32", D=d, S=s, Q=q, **masks)
+        for masks in ({}, LENGTHS, ALL_MASKS)
+        for d, s, q in ((64, 37, 2), (128, 300, 1), (33, 129, 8), (256, 70, 5), (40, 1, 64))
+    ),
+    *(
+        small(dtype, D=72, S=80, layout=layout, **ALL_MASKS)
+        for dtype in ("fp16", "bf16", "fp32")
+        for layout in ("padded", "transposed")
+    ),
+    # One user's long history, which several CTAs share.
+    *(
+        small(dtype, U=1, B=3, S=3000, D=48, cand_lengths=True, user_mask=True)
+        for dtype in ("fp16", "fp32")
+    ),
+]
+
+
 def on_gpu(this: Case) -> Inputs:
     inputs = inputs_of(this)
     return {n: v.cuda() if isinstance(v, Tensor) else v for n, v in inputs.items()}
 
 
-@pytest.mark.parametrize("this", [*CASES, *OURS], ids=lambda c: c.id)
+def named_kernel(inputs: Inputs) -> str:
+    """The kernel that the operator says it takes for tensors that lie as these do."""
+    q, k, v = (inputs[name] for name in ("q", "k", "v"))
+    layout = [n for t in (q, k, v) for n in (t.storage_offset(), *t.stride())]
+    layout += ["user_mask" in inputs, inputs.get("scale", 1) > 0]
+    dims = [q.size(1), k.size(1), q.size(2), *k.shape[2:]]
+    dtype = str(q.dtype).removeprefix("torch.")
+    select = torch.ops.ikbo._select_kernel
+    kernel: str = select("target_attention", "cuda", dtype, len(k), len(q), dims, layout)
+    return kernel
+
+
+@pytest.mark.parametrize("this", [*CASES, *OURS, *GENERIC], ids=lambda c: c.id)
 def test_accuracy(this: Case) -> None:
     inputs = on_gpu(this)
     # The kernel's weights are rounded before they are multiplied with the values.
@@ -43,20 +87,21 @@ def test_accuracy(this: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("options", [{}, {"cand_lengths": True}], ids=["whole", "by-candidate"])
-@pytest.mark.parametrize(("d", "s", "q"), [(64, 37, 2), (128, 300, 1), (96, 129, 8)])
+@pytest.mark.parametrize(("d", "s", "q"), [(64, 37, 2), (128, 300, 1), (96, 129, 8), (33, 90, 3)])
 def test_packed(dtype: str, options: dict[str, bool], d: int, s: int, q: int) -> None:
     this = packed.small(dtype, D=d, S=s, Q=q, **options)
     inputs = {n: v.cuda() for n, v in packed.inputs_of(this).items()}
     with traced_kernels() as launches:
         result = ikbo.target_attention(**inputs)
-    check_against_reference(this, inputs, result, reference.target_attention, roundings=2)
+    roundings = 1 if dtype == "fp32" else 2
+    check_against_reference(this, inputs, result, reference.target_attention, roundings=roundings)
     name = str(DTYPES[dtype]).removeprefix("torch.")
     dims = [this.size(letter) for letter in ("Q", "H", "H_kv", "D")]
     select = torch.ops.ikbo._select_kernel
     kernel = select("target_attention.packed", "cuda", name, this.size("U"), this.size("B"), dims)
-    assert launches == ([] if kernel == "composite" else [("target_attention", kernel)])
+    assert launches == [("target_attention", kernel)]
 
 
 @pytest.mark.parametrize("this", OURS, ids=lambda c: c.id)
@@ -70,30 +115,57 @@ def test_selected_kernel_is_the_one_that_runs(this: Case) -> None:
     kernel = select("target_attention", "cuda", name, users, candidates, dims)
     assert launches == ([] if kernel == "composite" else [("target_attention", kernel)])
     is_hopper = torch.cuda.get_device_capability() == (9, 0)
-    assert kernel.startswith("target_attention_sm90" if is_hopper else "composite")
+    assert kernel.startswith(f"target_attention_{'sm90' if is_hopper else 'generic'}<")
 
 
-@pytest.mark.parametrize("change", ["user_mask", "scale", "layout"])
+@pytest.mark.parametrize("this", GENERIC, ids=lambda c: c.id)
+def test_what_hopper_does_not_take_is_generic(this: Case) -> None:
+    inputs = on_gpu(this)
+    with traced_kernels() as launches:
+        ikbo.target_attention(**inputs)
+    kernel = named_kernel(inputs)
+    assert launches == [("target_attention", kernel)]
+    assert kernel.startswith("target_attention_generic<")
+    assert "splits=" in kernel or this.size("S") < 3000
+
+
+@pytest.mark.parametrize("change", ["fp64", "width"])
 def test_what_no_kernel_takes_is_composed(change: str) -> None:
-    inputs = on_gpu(small("fp16", D=64))
-    q, k, v = (inputs[name] for name in ("q", "k", "v"))
-    layout = [n for t in (q, k, v) for n in (0, *t.stride())] + [0, 1]
-    if change == "user_mask":
-        inputs["user_mask"] = torch.ones(k.shape[:2], dtype=torch.bool, device="cuda")
-        layout[-2] = 1
-    elif change == "scale":
-        inputs["scale"] = -1.0
-        layout[-1] = 0
-    else:
-        inputs["q"] = q.transpose(2, 3).contiguous().transpose(2, 3)
-        layout[1:5] = inputs["q"].stride()
+    inputs = on_gpu(small("fp64") if change == "fp64" else small("fp16", D=264))
     with traced_kernels() as launches:
         ikbo.target_attention(**inputs)
     assert launches == []
-    dims = [q.size(1), k.size(1), q.size(2), *k.shape[2:]]
-    select = torch.ops.ikbo._select_kernel
-    named = select("target_attention", "cuda", "float16", len(k), len(q), dims, layout)
-    assert named == "composite"
+    assert named_kernel(inputs) == "composite"
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_the_place_in_memory_changes_no_bit(dtype: str) -> None:
+    """Operands whose elements are copied one by one, and a mask with gaps."""
+    inputs = on_gpu(small(dtype, D=40, S=150, **ALL_MASKS))
+    expected = ikbo.target_attention(**inputs)
+    for name in ("q", "k", "v"):
+        # The feature dimension is the slowest one in memory.
+        inputs[name] = inputs[name].permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)
+    mask = inputs["user_mask"]
+    inputs["user_mask"] = torch.stack([mask, ~mask], dim=2)[:, :, 0]
+    with traced_kernels() as launches:
+        results = ikbo.target_attention(**inputs)
+    assert launches == [("target_attention", named_kernel(inputs))]
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_rows_of_the_generic_kernel_do_not_depend_on_their_batch(dtype: str) -> None:
+    inputs = on_gpu(small(dtype, U=4, B=300, S=400, D=50, **ALL_MASKS))
+    want = ikbo.target_attention(**inputs)
+    picked = torch.randperm(300)[:101].cuda()
+    for name in ("q", "cand_to_user", "cand_lengths"):
+        inputs[name] = inputs[name][picked]
+    with traced_kernels() as launches:
+        results = ikbo.target_attention(**inputs)
+    assert "generic" in launches[0][1]
+    assert "splits" not in launches[0][1]
+    assert all(torch.equal(a, b[picked]) for a, b in zip(results, want, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -119,8 +191,11 @@ def test_gradients_are_those_on_the_cpu(dtype: str, masks: dict[str, bool]) -> N
         assert (ours[name] - expected[name]).norm() <= bound * expected[name].norm(), name
 
 
-def test_replays_in_a_graph() -> None:
-    inputs = on_gpu(small("fp16", D=64, **LENGTHS))
+@pytest.mark.parametrize(
+    "this", [small("fp16", D=64, **LENGTHS), small("fp32", D=30, **ALL_MASKS)], ids=lambda c: c.id
+)
+def test_replays_in_a_graph(this: Case) -> None:
+    inputs = on_gpu(this)
     expected = ikbo.target_attention(**inputs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

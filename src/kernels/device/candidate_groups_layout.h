@@ -8,8 +8,9 @@ namespace ikbo::device {
 
 inline constexpr int kGroupThreads = 1024;
 inline constexpr int kGroupArrays = 3;  // int32 [U] each, of scratch in the workspace
-// Their scratch fits into the shared memory of every architecture since sm_80 (99 KB on sm_86).
-inline constexpr int kMaxUsersInShared = 8192;
+// Their scratch, with an array more and a few KB of fixed size, fits into the shared memory of
+// every architecture since sm_80 (99 KB on sm_86).
+inline constexpr int kMaxUsersInShared = 88 * 1024 / (kGroupArrays + 1) / 4;
 
 // Bytes of dynamic shared memory of a CTA that calls group_candidates: the scratch of so many
 // arrays, where it fits. A few KB of arrays of fixed size are beside it: near the 48 KB that a

@@ -2,6 +2,7 @@
 // ikbo::target_attention on CUDA: groups the candidates by user, then runs the chosen kernel.
 #include "kernels/host/index_check.h"
 #include "kernels/host/launch.h"
+#include "kernels/target_attention/target_attention_generic.h"
 #include "kernels/target_attention/target_attention_group.cuh"
 #include "kernels/target_attention/target_attention_sm90_launch.h"
 
@@ -24,7 +25,7 @@ void launch_group(const TargetAttentionParams& p, const TargetAttentionCudaConfi
                                     .num_users = p.num_users,
                                     .num_candidates = p.num_candidates,
                                     .rows_of_candidate = static_cast<int>(rows_of_candidate(p)),
-                                    .tile_rows = tile_rows_of(config.head_dim),
+                                    .tile_rows = tile_rows_of(config),
                                     .num_tiles = ints(layout.num_tiles),
                                     .users = ints(layout.users),
                                     .grouped_cands = ints(layout.grouped_cands)},
@@ -61,13 +62,17 @@ void launch_instance(const Sm90Launch& launch) {
 void target_attention(const TargetAttentionParams& params, const TargetAttentionCudaConfig& config,
                       const DeviceLimits& limits, void* workspace, Stream stream) {
   if (params.num_candidates == 0 || params.num_queries == 0 || params.num_heads == 0) return;
-  IKBO_CHECK(config.kernel == TargetAttentionKernel::kSm90,
+  IKBO_CHECK(config.kernel != TargetAttentionKernel::kNone,
              "ikbo::target_attention: a CUDA kernel is needed; got ", to_string(config));
   host::check_indices("target_attention", params.cand_to_user, params.num_candidates,
                       params.num_users, stream);
   auto* bytes = static_cast<unsigned char*>(workspace);
-  if (!target_attention_impl::groups_in_each_cta(params)) {
+  const bool is_generic = config.kernel == TargetAttentionKernel::kGeneric;
+  if (is_generic || !target_attention_impl::groups_in_each_cta(params)) {
     target_attention_impl::launch_group(params, config, bytes, stream);
+  }
+  if (is_generic) {
+    return target_attention_impl::launch_generic(params, config, limits.num_sms, bytes, stream);
   }
   target_attention_impl::launch_instance({.params = params,
                                           .config = config,

@@ -64,10 +64,14 @@ struct KeyGrouping {
   }
 };
 
-__global__ void __launch_bounds__(device::kGroupThreads)
+// NOTE: not told that there is one CTA, ptxas gives each half of the registers on some
+// architectures, and spills.
+__global__ void __launch_bounds__(device::kGroupThreads, 1)
     target_attention_group_kernel(GroupArgs args) {
   extern __shared__ int s_users[];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   device::grid_dependency_launch();
+#endif
   int* num_keys = args.groups.num_users <= device::kMaxUsersInShared
                       ? s_users + device::kGroupArrays * args.groups.num_users
                       : args.num_keys_of_users;

@@ -24,6 +24,18 @@ inline constexpr int key_block_of(int head_dim) {
 }
 inline constexpr int tile_rows_of(int head_dim) { return consumers_of(head_dim) * kRowsOfConsumer; }
 
+// Of the generic kernel. Q and a block of K and of V fit into the 99 KB of shared memory that a CTA
+// has on every architecture since sm_80.
+inline constexpr int kGenericTileRows = 64;
+inline constexpr int generic_key_block_of(int row_bytes) {
+  return row_bytes <= 256 ? 64 : row_bytes <= 512 ? 32 : 16;
+}
+
+inline int tile_rows_of(const TargetAttentionCudaConfig& config) {
+  return config.kernel == TargetAttentionKernel::kGeneric ? kGenericTileRows
+                                                          : tile_rows_of(config.head_dim);
+}
+
 inline constexpr int kMaxSplits = 64;  // of a user's keys
 
 inline constexpr int kUserArrays = device::kGroupArrays + 1;  // with the users' counts of keys
@@ -71,7 +83,7 @@ inline std::int64_t rows_of_candidate(const TargetAttentionParams& p) {
 inline std::int64_t max_tiles(const TargetAttentionParams& p,
                               const TargetAttentionCudaConfig& config) {
   const std::int64_t rows = rows_of_candidate(p) * p.num_candidates;
-  return rows / tile_rows_of(config.head_dim) + std::min(p.num_users, p.num_candidates);
+  return rows / tile_rows_of(config) + std::min(p.num_users, p.num_candidates);
 }
 
 inline WorkspaceLayout make_workspace_layout(const TargetAttentionParams& p,
@@ -84,7 +96,7 @@ inline WorkspaceLayout make_workspace_layout(const TargetAttentionParams& p,
   const auto tiles = static_cast<std::size_t>(max_tiles(p, config) * config.num_splits);
   layout.partial_out = layout.tiles + align(sizeof(Tile) * tiles);
   const std::size_t rows =
-      config.num_splits > 1 ? tiles * p.num_kv_heads * tile_rows_of(config.head_dim) : 0;
+      config.num_splits > 1 ? tiles * p.num_kv_heads * tile_rows_of(config) : 0;
   layout.partial_lse = layout.partial_out + align(sizeof(float) * rows * config.head_dim);
   layout.total_bytes = layout.partial_lse + align(sizeof(float) * rows);
   return layout;

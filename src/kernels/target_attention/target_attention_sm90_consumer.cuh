@@ -30,7 +30,6 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   using Ring = typename Cta::Ring;
   using QueryRing = typename Cta::QueryRing;
   using Softmax = OnlineSoftmax<Element, Traits::kKeyBlock>;
-  static constexpr int kShort = Traits::kShortBlock;
   using Cta::address;
   using Cta::kConsumers;
   using Cta::kHeadDim;
@@ -42,9 +41,8 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   using Cta::vector_offset;
   using Cta::wait_for;
 
-  // s = q k^T of the first kKeys keys of a block.
-  template <int kKeys>
-  __device__ __forceinline__ void multiply_keys(float (&s)[kKeys / 2], std::uint32_t s_query,
+  // s = q k^T of one block.
+  __device__ __forceinline__ void multiply_keys(typename Softmax::Logits& s, std::uint32_t s_query,
                                                 int stage) const {
     const std::uint64_t q = device::wgmma_descriptor_k_major_128b(s_query);
     const std::uint64_t k = device::wgmma_descriptor_k_major_128b(address(shared.k[stage]));
@@ -53,7 +51,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
       const int within = step % 4 * device::kWgmmaStepKMajor;
-      device::wgmma_m64k16<Element, kKeys, false>(
+      device::wgmma_m64k16<Element, kKeyBlock, false>(
           s, q + step / 4 * (Traits::kQueryChunkBytes / 16) + within,
           k + step / 4 * (Traits::kBlockChunkBytes / 16) + within, step > 0);
     }
@@ -61,8 +59,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     device::fence_registers(s);
   }
 
-  // o += p v of the first kKeys keys of a block.
-  template <int kKeys>
+  // o += p v of one block.
   __device__ __forceinline__ void multiply_values(float (&o)[kHeadDim / 2],
                                                   const typename Softmax::Weights& p, int stage,
                                                   int accumulate) const {
@@ -71,7 +68,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     device::fence_registers(o);
     device::wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
+    for (int step = 0; step < kKeyBlock / 16; ++step) {
       device::wgmma_m64k16_registers<Element, kHeadDim>(
           o, p[step], v + step * device::kWgmmaStepMnMajor, step > 0 ? 1 : accumulate);
     }
@@ -114,9 +111,8 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     ConsumerTile tile{.num_rows = 1};  // and where its Q lies: of the block that comes next
     int q_slot = 0;
     int left = 0;        // keys of the tile that are not yet multiplied
-    int pending = 0;     // keys of a block, whole or short, whose weights p still holds: their
-                         // values are to be multiplied
-    int accumulate = 0;  // whether those are not the first of their tile
+    bool is_pending = false;  // p holds weights that are not yet multiplied with their values
+    int accumulate = 0;       // whether those are not the first of their tile
     bool has_next = false;  // the next block of K and the values pending have been seen to be there
     float o[kHeadDim / 2];
     typename Softmax::Weights p;
@@ -125,7 +121,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   // Waits for the Q of the next tile.
   __device__ __forceinline__ void take_tile(Consumer& me) const {
     QueryRing q = me.q;
-    if (me.pending > 0) q.advance();
+    if (me.is_pending) q.advance();
     wait_for(shared.full_q[me.number], q);
     me.tile = tile_at(me.number, q.slot);
     me.q_slot = q.slot;
@@ -146,27 +142,12 @@ struct Sm90Consumers : Sm90Cta<Traits> {
         continue;
       }
       start_tile(me);
-      while (true) {
-        while (me.pending == kKeyBlock && me.left > kShort) {
+      while (me.left > 0) {
 #pragma unroll 1
-          do {
-            compute_block<kKeyBlock, kKeyBlock>(me);
-          } while (me.left > kShort);
-          if (me.left <= 0 && makes_room(me.tile)) take_tile(me);
-        }
-        if (is_done(me) && makes_room(me.tile)) {
-          take_tile(me);
-          continue;
-        }
-        const bool both_short = me.pending == kShort && me.left <= kShort;
-        if (me.left <= 0 || both_short) break;
-        if constexpr (kShort > 0) {
-          if (me.pending == kShort) {
-            compute_block<kKeyBlock, kShort>(me);
-          } else {
-            compute_block<kShort, kKeyBlock>(me);
-          }
-        }
+        do {
+          compute_block(me);
+        } while (me.left > 0);
+        if (makes_room(me.tile)) take_tile(me);
       }
       finish(me);
     }
@@ -205,7 +186,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     typename Softmax::Logits s;
     wait_for(shared.full_k, me.k);
     take_turn(me.number);
-    multiply_keys<kKeyBlock>(s, address(shared.q[me.number][me.q_slot]), me.k.slot);
+    multiply_keys(s, address(shared.q[me.number][me.q_slot]), me.k.slot);
     pass_turn(me.number);
     device::wgmma_wait<0>();
     device::fence_registers(s);
@@ -213,24 +194,22 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     mask(s, me);
     me.softmax.begin(s, params.args.scale_log2);
     me.softmax.step(s, me.p);
-    me.pending = me.left > kShort ? kKeyBlock : kShort;
+    me.is_pending = true;
     me.accumulate = 0;
     me.left -= kKeyBlock;
   }
 
   // Multiplies with the logits of the next block the values of the block before, of this tile or
-  // of the one before it, and leaves its own values pending. At most kKeys of the block count, and
-  // kPendingKeys of the one before.
-  template <int kKeys, int kPendingKeys>
+  // of the one before it, and leaves its own values pending.
   __device__ __forceinline__ void compute_block(Consumer& me) const {
-    float s[kKeys / 2];
+    typename Softmax::Logits s;
     if (!me.has_next) {
       wait_for(shared.full_k, me.k);
       wait_for(shared.full_v, me.v);
     }
     take_turn(me.number);
-    multiply_keys<kKeys>(s, address(shared.q[me.number][me.q_slot]), me.k.slot);
-    multiply_values<kPendingKeys>(me.o, me.p, me.v.slot, me.accumulate);
+    multiply_keys(s, address(shared.q[me.number][me.q_slot]), me.k.slot);
+    multiply_values(me.o, me.p, me.v.slot, me.accumulate);
     pass_turn(me.number);
     device::wgmma_wait<1>();
     device::fence_registers(s);
@@ -242,7 +221,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
       finish_rows(me, finished);
       me.softmax.begin(s, params.args.scale_log2);
     }
-    std::uint32_t next_p[kKeys / 16][4];
+    typename Softmax::Weights next_p;
     const bool rescales = me.softmax.step(s, next_p);
     Ring next_v = me.v;
     next_v.advance();
@@ -255,9 +234,8 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     // still multiplied from.
     const std::uint32_t zero = static_cast<std::uint32_t>(computed_here(0));
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) me.p[i / 4][i % 4] = next_p[i / 4][i % 4] ^ zero;
+    for (int i = 0; i < kKeyBlock / 4; ++i) me.p[i / 4][i % 4] = next_p[i / 4][i % 4] ^ zero;
     me.left -= kKeyBlock;
-    me.pending = kKeys;
     me.accumulate = begins ? 0 : 1;
     if (begins) {
       stage_tile(finished, me);
@@ -268,10 +246,9 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   }
 
   // Logits of the next block's keys that do not count.
-  template <int kCount>
-  __device__ __forceinline__ void mask(float (&s)[kCount], const Consumer& me) const {
+  __device__ __forceinline__ void mask(typename Softmax::Logits& s, const Consumer& me) const {
     const bool has_limits = params.args.histories.cand_lengths != nullptr;
-    if (!has_limits && me.left >= 2 * kCount) return;
+    if (!has_limits && me.left >= kKeyBlock) return;
     const int thread = computed_here(me.thread);
     int limit[2] = {me.left, me.left};
     if (has_limits) {
@@ -286,25 +263,16 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   // Multiplies what is pending, and stores.
   __device__ __forceinline__ void finish(Consumer& me) const {
     wait_for(shared.full_v, me.v);
-    if (me.pending == kShort) {
-      multiply_last_values<kShort>(me);
-    } else {
-      multiply_last_values<kKeyBlock>(me);
-    }
+    multiply_values(me.o, me.p, me.v.slot, me.accumulate);
+    device::wgmma_wait<0>();
+    device::fence_registers(me.o);
     release(shared.empty_v, me.v, me.thread);
     me.has_next = false;
     device::named_barrier_sync(1 + me.number, kThreads);  // all of Q has been read
     float finished[2];
     finish_rows(me, finished);
     stage_tile(finished, me);
-    me.pending = 0;
-  }
-
-  template <int kKeys>
-  __device__ __forceinline__ void multiply_last_values(Consumer& me) const {
-    multiply_values<kKeys>(me.o, me.p, me.v.slot, me.accumulate);
-    device::wgmma_wait<0>();
-    device::fence_registers(me.o);
+    me.is_pending = false;
   }
 
   // Stores the log-sum-exp of this thread's rows, and tells what their sums are to be multiplied

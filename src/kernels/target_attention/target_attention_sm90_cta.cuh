@@ -130,7 +130,7 @@ struct Sm90Cta {
   }
   template <int kSize>
   __device__ __forceinline__ bool has(const std::uint64_t (&full)[kSize],
-                                      const RingPosition<kSize>& ring) const {
+                                      const device::FixedRingPosition<kSize>& ring) const {
     return device::mbarrier_test(address(full[ring.slot]), ring.phase);
   }
   // One arrival per warp.

@@ -81,14 +81,12 @@ struct Sm90History : Sm90Cta<Traits> {
       const int slot = (blocks_before - 1) % Traits::kStages;
       device::mbarrier_wait(address(shared.loaded_v[slot]), phase_bits >> slot & 1);
       phase_bits ^= 1 << slot;
-      const int keys = tile.num_keys % kKeyBlock;
-      const int first = keys * Traits::kRowBytes / 16;
-      const int end =
-          (keys <= Traits::kShortBlock ? Traits::kShortBlock : kKeyBlock) * Traits::kRowBytes / 16;
+      const int first = tile.num_keys % kKeyBlock * Traits::kRowBytes / 16;
+      constexpr int kEnd = Traits::kBlockChunkBytes / 16;
 #pragma unroll
       for (int c = 0; c < Traits::kChunks; ++c) {
         auto* s_vectors = reinterpret_cast<uint4*>(shared.v[slot] + c * Traits::kBlockChunkBytes);
-        for (int i = first + lane; i < end; i += 32) s_vectors[i] = make_uint4(0, 0, 0, 0);
+        for (int i = first + lane; i < kEnd; i += 32) s_vectors[i] = make_uint4(0, 0, 0, 0);
       }
       device::fence_smem_to_async();
       __syncwarp();

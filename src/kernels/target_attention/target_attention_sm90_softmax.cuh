@@ -49,31 +49,26 @@ struct OnlineSoftmax {
   float factor[2] = {1, 1};  // what sums of earlier blocks are to be multiplied by
 
   // Keys at and past a row's limit, counted from the block's first, are absent.
-  template <int kCount>
-  __device__ __forceinline__ static void mask(float (&s)[kCount], const int (&limit)[2],
-                                              int thread) {
+  __device__ __forceinline__ static void mask(Logits& s, const int (&limit)[2], int thread) {
+    const int end[2] = {limit[0] - thread % 4 * 2, limit[1] - thread % 4 * 2};
 #pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
+    for (int j = 0; j < kKeyBlock / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = j * 8 + thread % 4 * 2 + e % 2;
-        if (key >= limit[e / 2]) s[4 * j + e] = kMinusInfinity;
+        if (j * 8 + e % 2 >= end[e / 2]) s[4 * j + e] = kMinusInfinity;
       }
     }
   }
 
   // A new row begins with this block. A quarter of the keys, the first among them, says well
   // enough where the shift has to be.
-  template <int kCount>
-  __device__ __forceinline__ void begin(const float (&s)[kCount], float scale) {
+  __device__ __forceinline__ void begin(const Logits& s, float scale) {
     *this = {.scale_log2 = scale};
     for (int row = 0; row < 2; ++row) shift[row] = max_of_row<4>(s, row) * scale_log2;
   }
 
   // The next block. Returns, alike in all threads of a warp, whether any factor is not 1.
-  template <int kCount>
-  __device__ __forceinline__ bool step(const float (&s)[kCount],
-                                       std::uint32_t (&p)[kCount / 8][4]) {
+  __device__ __forceinline__ bool step(const Logits& s, Weights& p) {
     float total[2];
     weigh(s, p, total);
     const bool grows[2] = {!(total[0] <= kMaxSum), !(total[1] <= kMaxSum)};
@@ -88,17 +83,14 @@ struct OnlineSoftmax {
 
  private:
   // The weights, rounded as operand A of the multiplication with V, and their sums.
-  template <int kCount>
-  __device__ __forceinline__ void weigh(const float (&s)[kCount],
-                                        std::uint32_t (&p)[kCount / 8][4],
-                                        float (&total)[2]) const {
+  __device__ __forceinline__ void weigh(const Logits& s, Weights& p, float (&total)[2]) const {
     // Two chains a row: one alone would wait for itself.
     float chain[2][2] = {};
     // A row without a key so far: every weight is exp2(-inf - 0) = 0.
     const float subtracted[2] = {shift[0] == kMinusInfinity ? 0.0f : shift[0],
                                  shift[1] == kMinusInfinity ? 0.0f : shift[1]};
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
+    for (int i = 0; i < kKeyBlock / 4; ++i) {
       const int row = i % 2;
       const float low = exp2_approx(fmaf(s[2 * i], scale_log2, -subtracted[row]));
       const float high = exp2_approx(fmaf(s[2 * i + 1], scale_log2, -subtracted[row]));
@@ -110,8 +102,7 @@ struct OnlineSoftmax {
   }
 
   // Moves the shift of rows that grow to their largest logit.
-  template <int kCount>
-  __device__ __forceinline__ void move_shift(const float (&s)[kCount], const bool (&grows)[2]) {
+  __device__ __forceinline__ void move_shift(const Logits& s, const bool (&grows)[2]) {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const float top = max_of_row<1>(s, row) * scale_log2;
@@ -123,11 +114,11 @@ struct OnlineSoftmax {
   }
 
   // Of every kStride-th group of 8 keys.
-  template <int kStride, int kCount>
-  __device__ __forceinline__ static float max_of_row(const float (&s)[kCount], int row) {
+  template <int kStride>
+  __device__ __forceinline__ static float max_of_row(const Logits& s, int row) {
     float m[2] = {kMinusInfinity, kMinusInfinity};
 #pragma unroll
-    for (int j = 0; j < kCount / 4; j += kStride) {
+    for (int j = 0; j < kKeyBlock / 8; j += kStride) {
       m[j / kStride % 2] =
           fmaxf(m[j / kStride % 2], fmaxf(s[4 * j + 2 * row], s[4 * j + 2 * row + 1]));
     }

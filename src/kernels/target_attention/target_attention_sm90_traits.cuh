@@ -96,9 +96,6 @@ struct Sm90Traits {
   static constexpr int kQueryBuffers = kHeadDim <= 192 ? 2 : 1;  // of each consumer
   static constexpr int kStages = kHeadDim <= 64 ? 6 : 2;         // blocks of K, and of V
   static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
-  // A tile's last block is multiplied at this length where that holds its keys. 0: never.
-  static constexpr int kShortBlock = kKeyBlock == 128 ? 64 : 0;
-
   // Registers of a thread after they are shared out anew: no more than the launch has.
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kHeadDim == 128 ? 224 : 216;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kHeadDim == 128 ? 56 : 72;

@@ -50,6 +50,15 @@ SOURCES = sorted(
             "python/ikbo/testing/lce_peers.py",
             kernels=["lce.cu", "lce_config.cpp", "lce_generic*"],
         ),
+        *cuda_sources(
+            "target_attention",
+            kernels=[
+                "target_attention.cu",
+                "target_attention_cuda_config.cpp",
+                "target_attention_generic*",
+                "instances/target_attention_generic*",
+            ],
+        ),
     }
 )
 
@@ -94,23 +103,6 @@ ATTENTION = [
     AttentionCase(256, 4096, 512, Q=1, D=64, dtype="float32"),
     AttentionCase(256, 4096, 512, Q=1, masked=True),
     AttentionCase(16384, 64, 64, 4, 1, dtype="float32"),
-]
-SOURCES += [
-    "include/ikbo/target_attention*.h",
-    "src/kernels/device/block_sums.cuh",
-    "src/kernels/device/candidate_groups*",
-    "src/kernels/device/fast_divide.cuh",
-    "src/kernels/device/user_peers.cuh",
-    "src/kernels/target_attention/instances/target_attention_generic*",
-    "src/kernels/target_attention/target_attention.cu",
-    "src/kernels/target_attention/target_attention_cuda_config.cpp",
-    "src/kernels/target_attention/target_attention_generic*",
-    "src/kernels/target_attention/target_attention_group.cuh",
-    "src/kernels/target_attention/target_attention_layout.h",
-    "src/kernels/target_attention/target_attention_mma.cuh",
-    "src/kernels/target_attention/target_attention_simt.cuh",
-    "src/kernels/target_attention/target_attention_tiles.cuh",
-    "src/torch_ops/target_attention.cpp",
 ]
 
 

@@ -37,12 +37,18 @@ inline int tile_rows_of(const TargetAttentionCudaConfig& config) {
 }
 
 inline constexpr int kMaxSplits = 64;  // of a user's keys
+// Tiles of a history's own causal rows that a CTA lists by itself.
+inline constexpr int kMaxLevelsOfCta = 1024;
 
 inline constexpr int kUserArrays = device::kGroupArrays + 1;  // with the users' counts of keys
 
-// Rows of one user that a CTA computes together, with a range of the keys that count for any of the
-// user's candidates; every kv head has the same tiles.
-// Row r of a user is head r % G of query r / G % Q of its candidate number r / (Q * G).
+// Whose queries the rows of a tile are: self_target_attention has both kinds.
+enum class RowsOf : std::int32_t { kCandidates, kHistory };
+
+// Rows of one user that a CTA computes together, with a range of the keys that count for any of
+// them; every kv head has the same tiles.
+// Row r of a user is head r % G of query r / G % Q of its candidate number r / (Q * G), or of query
+// r / G of its history.
 struct Tile {
   std::int32_t history;      // where the user's history lies: the user; 0 where they are packed
   std::int32_t first_key;    // of the range, as a row of that history
@@ -51,7 +57,7 @@ struct Tile {
   std::int32_t first_cand;   // position of the user's first candidate in the grouped list
   std::int32_t first_row;
   std::int32_t num_rows;  // at most tile_rows_of(head_dim)
-  std::int32_t unused;
+  RowsOf rows_of;
 };
 static_assert(sizeof(Tile) == 32);
 
@@ -86,14 +92,16 @@ inline std::int64_t max_tiles(const TargetAttentionParams& p,
   return rows / tile_rows_of(config) + std::min(p.num_users, p.num_candidates);
 }
 
+// `own_tiles`: of the histories' own rows.
 inline WorkspaceLayout make_workspace_layout(const TargetAttentionParams& p,
-                                             const TargetAttentionCudaConfig& config) {
+                                             const TargetAttentionCudaConfig& config,
+                                             std::int64_t own_tiles = 0) {
   const auto align = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
   WorkspaceLayout layout;
   layout.users = 256;
   layout.grouped_cands = layout.users + align(sizeof(std::int32_t) * kUserArrays * p.num_users);
   layout.tiles = layout.grouped_cands + align(std::size_t{4} * p.num_candidates);
-  const auto tiles = static_cast<std::size_t>(max_tiles(p, config) * config.num_splits);
+  const auto tiles = static_cast<std::size_t>(max_tiles(p, config) * config.num_splits + own_tiles);
   layout.partial_out = layout.tiles + align(sizeof(Tile) * tiles);
   const std::size_t rows =
       config.num_splits > 1 ? tiles * p.num_kv_heads * tile_rows_of(config) : 0;

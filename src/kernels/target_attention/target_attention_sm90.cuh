@@ -12,10 +12,13 @@
 //   consumers       logits of the next block and values of the block before are multiplied
 //                   together; the softmax of one consumer runs while the other multiplies. The two
 //                   take turns in issuing, which keeps them half a block apart.
-// Every row is computed by the same operations in the same order whatever else is in its tile or
-// batch.
+// With a history's own queries beside those of candidates (self_target_attention), tiles of them
+// are further tiles over the same keys; the warp that clears rows of V fills in the results of
+// queries at or past a user's length. Every row is computed by the same operations in the same
+// order whatever else is in its tile or batch.
 #pragma once
 
+#include "kernels/target_attention/target_attention_sm90_absent.cuh"
 #include "kernels/target_attention/target_attention_sm90_consumer.cuh"
 #include "kernels/target_attention/target_attention_sm90_groups.cuh"
 #include "kernels/target_attention/target_attention_sm90_history.cuh"
@@ -25,7 +28,7 @@ namespace ikbo::target_attention_impl {
 
 template <typename Traits>
 __global__ void __launch_bounds__(Traits::kNumThreads, 1)
-    target_attention_sm90_kernel(const __grid_constant__ Sm90Params params) {
+    target_attention_sm90_kernel(const __grid_constant__ typename Traits::Params params) {
   extern __shared__ __align__(1024) unsigned char s_raw[];
   static_assert(Traits::kAlignment == 1024);
   if (device::smem_address(s_raw) % Traits::kAlignment != 0) asm volatile("trap;");
@@ -41,12 +44,16 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     device::prefetch_tensor_map(&params.v);
     device::prefetch_tensor_map(&params.q);
     device::prefetch_tensor_map(&params.out);
+    if constexpr (Traits::kHasOwnRows) {
+      device::prefetch_tensor_map(&params.q_user);
+      device::prefetch_tensor_map(&params.out_user);
+    }
   }
   if (params.args.groups_in_each_cta) Sm90Groups<Traits>::begin(params.args, shared);
   __syncthreads();
   device::grid_dependency_launch();
   if (params.args.groups_in_each_cta) {
-    Sm90Groups<Traits>::group(params.args);
+    Sm90Groups<Traits>::group(params);
   } else {
     device::grid_dependency_wait();  // for the list of tiles
   }
@@ -58,8 +65,11 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     const Sm90History<Traits> history{cta};
     const Sm90Rows<Traits> rows{cta};
     if (warp == 0 && lane == 0) history.load_keys_and_values();
-    if (warp == 1) history.clear_stray_rows(lane);
-    if (warp == 2) rows.has_boxes() ? rows.load_query_boxes(lane) : rows.load_query_rows(lane);
+    if (warp == 1) {
+      history.clear_stray_rows(lane);
+      if constexpr (Traits::kHasOwnRows) Sm90AbsentRows<Traits>{cta}.fill(lane);
+    }
+    if (warp == 2) rows.load_queries(lane);
     if (warp == 3) {
       publish_groups(cta, lane);
       rows.store_outputs(lane);

@@ -92,7 +92,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     return {.num_keys = __shfl_sync(~0u, tile.num_keys, 0),
             .num_rows = __shfl_sync(~0u, tile.num_rows, 0),
             .partial = tile.partial,
-            .unused = 0};
+            .keys_of_all = Traits::kHasOwnRows ? __shfl_sync(~0u, tile.keys_of_all, 0) : 0};
   }
   // Number of this thread's row among the consumer's 64.
   __device__ __forceinline__ static int row_of(int thread, int half) {
@@ -247,8 +247,14 @@ struct Sm90Consumers : Sm90Cta<Traits> {
 
   // Logits of the next block's keys that do not count.
   __device__ __forceinline__ void mask(typename Softmax::Logits& s, const Consumer& me) const {
-    const bool has_limits = params.args.histories.cand_lengths != nullptr;
-    if (!has_limits && me.left >= kKeyBlock) return;
+    bool has_limits = params.args.histories.cand_lengths != nullptr;
+    if constexpr (Traits::kHasOwnRows) {
+      const int limited = me.tile.num_keys - me.tile.keys_of_all;
+      if (me.left - limited >= kKeyBlock) return;
+      has_limits = limited > 0;
+    } else {
+      if (!has_limits && me.left >= kKeyBlock) return;
+    }
     const int thread = computed_here(me.thread);
     int limit[2] = {me.left, me.left};
     if (has_limits) {

@@ -25,7 +25,7 @@ struct Sm90Cta {
   static constexpr int kKeyBlock = Traits::kKeyBlock;
   static constexpr int kConsumers = Traits::kConsumers;
 
-  const Sm90Params& params;
+  const typename Traits::Params& params;
   typename Traits::SharedStorage& shared;
   std::uint32_t s_base;  // the address of `shared`, made once: making it takes dozens of cycles
 
@@ -105,10 +105,25 @@ struct Sm90Cta {
   // Of the tiles that this CTA has found itself.
   __device__ __forceinline__ Tile tile_of_cta(int tile, int split) const {
     const auto& groups = shared.groups;
+    if constexpr (Traits::kHasOwnRows) {
+      if (params.own.rows.is_causal && tile >= groups.first_own_tiles[0]) {
+        return tile_of_level(tile);
+      }
+    }
     const int at = device::last_not_above(groups.first_tiles, params.args.num_users, tile);
     const int user = groups.users[at];
+    int tile_of_user = tile - groups.first_tiles[at];
+    if constexpr (Traits::kHasOwnRows) {
+      const HistoryRows& own = params.own.rows;
+      const int length = groups.lengths[user];
+      const int own_tiles = own.is_causal ? 0 : own.tiles_of(length);
+      if (tile_of_user < own_tiles) {
+        return own.tile_of(params.args.histories, user, length, tile_of_user);
+      }
+      tile_of_user -= own_tiles;
+    }
     const int first_cand = groups.first_cands[user];
-    const int first_row = (tile - groups.first_tiles[at]) * Traits::kTileRows;
+    const int first_row = tile_of_user * Traits::kTileRows;
     const int rows = (groups.first_cands[user + 1] - first_cand) * params.args.rows_of_candidate;
     return params.args.histories.tile_of({.user = user,
                                           .first_cand = first_cand,
@@ -117,6 +132,24 @@ struct Sm90Cta {
                                          groups.num_keys[user], split);
   }
 
+  // Of causal rows, which lie behind those of candidates.
+  __device__ __forceinline__ Tile tile_of_level(int tile) const {
+    const auto& groups = shared.groups;
+    const OwnArgs& own = params.own;
+    const int level = device::last_not_above(groups.first_own_tiles, own.num_levels, tile);
+    const int user = groups.users[tile - groups.first_own_tiles[level]];
+    return own.rows.tile_of(params.args.histories, user, groups.lengths[user],
+                            own.num_levels - 1 - level);
+  }
+
+  // Whether keys are split: with the histories' own rows there are tiles enough.
+  __device__ __forceinline__ bool is_partial() const {
+    return !Traits::kHasOwnRows && params.args.partial_out != nullptr;
+  }
+  // Whether a tile's rows are the history's own.
+  __device__ __forceinline__ static bool is_own(const Tile& tile) {
+    return Traits::kHasOwnRows && tile.rows_of == RowsOf::kHistory;
+  }
   __device__ __forceinline__ static int blocks_of(const Tile& tile) {
     return (tile.num_keys + kKeyBlock - 1) / kKeyBlock;
   }
@@ -145,6 +178,10 @@ struct Sm90Cta {
 
   __device__ __forceinline__ Row row_at(const TileAt& at, int row) const {
     const Sm90Args& a = params.args;
+    if (is_own(at.tile)) {
+      const int query = a.divide_by_group(row);
+      return {at.tile.history, query, at.kv_head * a.group + row - query * a.group};
+    }
     return a.groups_in_each_cta
                ? target_attention_impl::row_at(a, shared.groups.cands, at.tile, at.kv_head, row)
                : target_attention_impl::row_at(a, a.grouped_cands, at.tile, at.kv_head, row);

@@ -7,6 +7,7 @@
 #include "kernels/device/cta_groups.cuh"
 #include "kernels/device/ptx_tma.cuh"
 #include "kernels/target_attention/target_attention_sm90_cta.cuh"
+#include "kernels/target_attention/target_attention_sm90_own_tiles.cuh"
 
 namespace ikbo::target_attention_impl {
 
@@ -27,14 +28,22 @@ struct Sm90Groups {
     for (int u = thread(); u < a.num_users; u += kNumThreads) {
       shared.groups.num_keys[u] = h.cand_lengths != nullptr ? 0 : h.length_of(u);
       shared.groups.users[u] = static_cast<std::uint16_t>(u);
+      if constexpr (Traits::kHasOwnRows) shared.groups.lengths[u] = h.length_of(u);
     }
   }
 
   // By all threads of the CTA, after its first barrier.
-  __device__ __forceinline__ static void group(const Sm90Args& a) {
+  __device__ __forceinline__ static void group(const typename Traits::Params& params) {
+    const Sm90Args& a = params.args;
     const Histories& h = a.histories;
-    list_candidates(a.cand_to_user, h.cand_lengths, h.user_lengths, h.user_offsets, a.num_users,
-                    a.num_candidates, h.num_keys, a.rows_of_candidate);
+    if constexpr (Traits::kHasOwnRows) {
+      list_candidates(a.cand_to_user, h.cand_lengths, h.user_lengths, h.user_offsets, a.num_users,
+                      a.num_candidates, h.num_keys, a.rows_of_candidate, params.own.rows,
+                      params.own.num_levels);
+    } else {
+      list_candidates(a.cand_to_user, h.cand_lengths, h.user_lengths, h.user_offsets, a.num_users,
+                      a.num_candidates, h.num_keys, a.rows_of_candidate);
+    }
   }
 
  private:
@@ -50,12 +59,11 @@ struct Sm90Groups {
   // NOTE: inlined, its branches would make the compiler keep the consumers' loop in registers of
   // each thread instead of those of the warp. Arguments go by value: the kernel's own, read through
   // an address, come from far. Loops stay loops: each line of code comes from far, too, once.
-  __device__ __noinline__ static void list_candidates(const std::int32_t* cand_to_user,
-                                                      const std::int32_t* cand_lengths,
-                                                      const std::int32_t* user_lengths,
-                                                      const std::int32_t* user_offsets,
-                                                      int num_users, int num_candidates,
-                                                      int num_keys, int rows_of_candidate) {
+  template <typename... Own>
+  __device__ __noinline__ static void list_candidates(
+      const std::int32_t* cand_to_user, const std::int32_t* cand_lengths,
+      const std::int32_t* user_lengths, const std::int32_t* user_offsets, int num_users,
+      int num_candidates, int num_keys, int rows_of_candidate, Own... own) {
     extern __shared__ __align__(1024) unsigned char s_raw[];
     auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(s_raw);
     auto& lists = shared.groups;
@@ -64,7 +72,7 @@ struct Sm90Groups {
     if (cand_lengths != nullptr) {
 #pragma unroll 1
       for (int u = thread(); u < num_users; u += kNumThreads) {
-        const int length = user_offsets != nullptr ? user_offsets[u + 1] - user_offsets[u]
+        const int length = user_offsets != nullptr   ? user_offsets[u + 1] - user_offsets[u]
                            : user_lengths != nullptr ? user_lengths[u]
                                                      : num_keys;
         lists.num_keys[u] = min(lists.num_keys[u], length);
@@ -74,7 +82,7 @@ struct Sm90Groups {
     if (cand_lengths != nullptr || user_lengths != nullptr || user_offsets != nullptr) {
 #pragma unroll 1
       for (int u = thread(); u < num_users; u += kNumThreads) {
-        lists.users[rank_of(u, lists.num_keys, num_users)] = static_cast<std::uint16_t>(u);
+        lists.users[rank_of(u, keys_of_users(lists), num_users)] = static_cast<std::uint16_t>(u);
       }
       __syncthreads();
     }
@@ -93,6 +101,16 @@ struct Sm90Groups {
     }
     device::fence_smem_to_async();
     __syncthreads();
+    if constexpr (sizeof...(Own) > 0) place_own_tiles<kNumThreads>(lists, own..., num_users);
+  }
+
+  // By which users are ordered: their own rows count, too.
+  __device__ __forceinline__ static const int* keys_of_users(const typename Traits::Groups& lists) {
+    if constexpr (Traits::kHasOwnRows) {
+      return lists.lengths;
+    } else {
+      return lists.num_keys;
+    }
   }
 
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
@@ -116,7 +134,8 @@ __device__ __forceinline__ void publish_groups(const Sm90Cta<Traits>& cta, int l
   if (!a.groups_in_each_cta || a.num_splits == 1 || blockIdx.x > 0) return;
   const auto& lists = cta.shared.groups;
   if (lane == 0) *a.num_tiles = lists.num_tiles;
-  for (int t = lane; t < lists.num_tiles; t += 32) a.tiles[t * a.num_splits] = cta.tile_of_cta(t, 0);
+  for (int t = lane; t < lists.num_tiles; t += 32)
+    a.tiles[t * a.num_splits] = cta.tile_of_cta(t, 0);
   for (int i = lane; i < a.num_candidates; i += 32) a.grouped_cands[i] = lists.cands[i];
 }
 

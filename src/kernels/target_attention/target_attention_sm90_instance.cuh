@@ -33,12 +33,16 @@ struct RowBox {
   int heads = 0;
   int queries = 0;
 };
+// The copy engine needs strides above zero.
+inline bool has_row_strides(const TargetAttentionParams& p) {
+  return p.stride_q[0] > 0 && p.stride_q[1] > 0 && p.stride_q[2] > 0;
+}
 inline RowBox row_box_of(const TargetAttentionParams& p) {
   const int group = p.num_heads / p.num_kv_heads;
   const int heads = std::gcd(group, kRowsOfConsumer);
   const int queries = heads == group ? std::gcd(p.num_queries, kRowsOfConsumer / heads) : 1;
-  const bool has_strides = p.stride_q[0] > 0 && p.stride_q[1] > 0 && p.stride_q[2] > 0;
-  return has_strides && heads * queries >= 8 ? RowBox{heads, queries} : RowBox{};
+  const bool has_rows = p.num_candidates > 0 && p.num_queries > 0;
+  return has_rows && has_row_strides(p) && heads * queries >= 8 ? RowBox{heads, queries} : RowBox{};
 }
 
 template <typename Traits>
@@ -53,13 +57,13 @@ CUtensorMap make_row_map(const void* data, const std::array<std::int64_t, 4>& st
       "ikbo::target_attention");
 }
 
+// What both operators have. `own_tiles`: of the histories' own rows, at most.
 template <typename Traits>
-void launch_typed(const Sm90Launch& launch) {
+void fill_params(const Sm90Launch& launch, const WorkspaceLayout& layout, bool groups_in_cta,
+                 std::int64_t own_tiles, Sm90Params& params) {
   const TargetAttentionParams& p = launch.params;
-  const WorkspaceLayout layout = make_workspace_layout(p, launch.config);
   const bool is_split = launch.config.num_splits > 1;
   const auto at = [&](std::size_t offset) { return launch.workspace + offset; };
-  Sm90Params params{};
   params.k = make_history_map<Traits>(p.k, p.stride_k, p);
   params.v = make_history_map<Traits>(p.v, p.stride_v, p);
   const RowBox box = row_box_of(p);
@@ -74,13 +78,13 @@ void launch_typed(const Sm90Launch& launch) {
       .num_tiles = reinterpret_cast<std::int32_t*>(at(layout.num_tiles)),
       .tiles = reinterpret_cast<Tile*>(at(layout.tiles)),
       .grouped_cands = reinterpret_cast<std::int32_t*>(at(layout.grouped_cands)),
-      .groups_in_each_cta = groups_in_each_cta(p),
+      .groups_in_each_cta = groups_in_cta,
       .cand_to_user = p.cand_to_user,
       .num_users = p.num_users,
       .num_candidates = p.num_candidates,
       .rows_of_candidate = static_cast<int>(rows_of_candidate(p)),
       .histories = make_histories(p, launch.config),
-      .max_tiles = static_cast<int>(max_tiles(p, launch.config)),
+      .max_tiles = static_cast<int>(max_tiles(p, launch.config) + own_tiles),
       .num_splits = launch.config.num_splits,
       .q = p.q,
       .out = p.out,
@@ -95,18 +99,26 @@ void launch_typed(const Sm90Launch& launch) {
       .box_rows = box_rows,
       .divide_by_box = device::FastDivide(std::max(box_rows, 1)),
       .divide_by_group = device::FastDivide(p.num_heads / p.num_kv_heads),
-      .divide_by_queries = device::FastDivide(p.num_queries),
+      .divide_by_queries = device::FastDivide(std::max(p.num_queries, 1)),
       .divide_by_kv_heads = device::FastDivide(p.num_kv_heads),
       .head_dim = p.head_dim,
       .scale = static_cast<float>(p.scale),
       .scale_log2 = static_cast<float>(p.scale * 1.4426950408889634)};
+}
+
+template <typename Traits>
+void launch_typed(const Sm90Launch& launch) {
+  const TargetAttentionParams& p = launch.params;
+  Sm90Params params{};
+  fill_params<Traits>(launch, make_workspace_layout(p, launch.config), groups_in_each_cta(p), 0,
+                      params);
   host::launch("ikbo::target_attention", target_attention_sm90_kernel<Traits>,
                {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
                 .threads = Traits::kNumThreads,
                 .shared_bytes = Traits::kSharedBytes,
                 .overlaps_previous = !params.args.groups_in_each_cta},
                launch.stream, params);
-  if (!is_split) return;
+  if (launch.config.num_splits == 1) return;
   host::launch("ikbo::target_attention (merge)", target_attention_merge_kernel<Traits>,
                {.grid = dim3(static_cast<unsigned>(max_tiles(p, launch.config) * p.num_kv_heads),
                              Traits::kTileRows / kMergeRows),

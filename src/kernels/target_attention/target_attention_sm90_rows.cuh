@@ -57,6 +57,11 @@ struct Sm90Rows : Sm90Cta<Traits> {
     }
   };
 
+  // NOTE: where rows move in both ways, those of the one leave the other no registers for these.
+  __device__ __forceinline__ static LaneVectors vectors_of(int lane) {
+    return LaneVectors(Traits::kHasOwnRows ? computed_here(lane) : lane);
+  }
+
   // Calls `place(half, where)` for rows `lane` and `lane` + 32 of a consumer's tile. Rows that are
   // not there have the first one's place.
   template <typename Place>
@@ -73,19 +78,50 @@ struct Sm90Rows : Sm90Cta<Traits> {
     return at.tile.first_row + consumer * kRowsOfConsumer;
   }
 
+  // Where rows of one kind come from and go to.
+  struct Operands {
+    const void* q;
+    const std::int64_t* stride_q;
+    void* out;
+    float* lse;
+    int num_queries;
+    int box_rows;
+    device::FastDivide divide_by_box;
+    const CUtensorMap* q_map;
+    const CUtensorMap* out_map;
+  };
+  __device__ __forceinline__ Operands operands_of(const Tile& tile) const {
+    const Sm90Args& a = params.args;
+    if constexpr (Traits::kHasOwnRows) {
+      const OwnArgs& own = params.own;
+      if (this->is_own(tile)) {
+        return {
+            own.q,        own.stride_q,      own.out,        own.lse,         a.histories.num_keys,
+            own.box_rows, own.divide_by_box, &params.q_user, &params.out_user};
+      }
+    }
+    return {a.q,        a.stride_q,      a.out,     a.lse,      a.num_queries,
+            a.box_rows, a.divide_by_box, &params.q, &params.out};
+  }
+
   // Rows come and go in boxes of `box_rows`, which lie in one candidate, or one by one.
-  __device__ __forceinline__ bool has_boxes() const { return params.args.box_rows > 0; }
+  __device__ __forceinline__ bool has_boxes(const Tile& tile) const {
+    return operands_of(tile).box_rows > 0;
+  }
   struct Box {
     int first_row;  // of the consumer's tile
     Row at;         // its first row
   };
   // Box number `lane`, for lanes below the count of boxes.
   __device__ __forceinline__ Box box_of_lane(const TileAt& at, int consumer, int lane) const {
-    const int first_row = lane * params.args.box_rows;
+    const int first_row = lane * operands_of(at.tile).box_rows;
     return {first_row, row_at(at, first_row_of(at, consumer) + first_row)};
   }
+  // The last one of a history's own rows may reach beyond them.
   __device__ __forceinline__ int boxes_of(const TileAt& at, int consumer) const {
-    return params.args.divide_by_box(rows_of(at.tile, consumer));
+    const Operands operands = operands_of(at.tile);
+    const int beyond = Traits::kHasOwnRows ? operands.box_rows - 1 : 0;
+    return operands.divide_by_box(rows_of(at.tile, consumer) + beyond);
   }
 
   // Number of the consumer's first row among the partial results.
@@ -99,7 +135,11 @@ struct Sm90Rows : Sm90Cta<Traits> {
                                            int lane) const {
     const Sm90Args& a = params.args;
     const int rows = rows_of(at.tile, consumer);
-    if (a.histories.cand_lengths != nullptr) {
+    int keys_of_all = a.histories.cand_lengths == nullptr ? at.tile.num_keys : 0;
+    if constexpr (Traits::kHasOwnRows) {
+      if (this->is_own(at.tile)) keys_of_all = limit_own_rows(at, consumer, slot, lane);
+    }
+    if (!this->is_own(at.tile) && a.histories.cand_lengths != nullptr) {
 #pragma unroll
       for (int row = lane; row < kRowsOfConsumer; row += 32) {
         if (row >= rows) continue;
@@ -112,8 +152,26 @@ struct Sm90Rows : Sm90Cta<Traits> {
       shared.tiles[consumer][slot] = {.num_keys = at.tile.num_keys,
                                       .num_rows = rows,
                                       .partial = partial_row(at, consumer),
-                                      .unused = 0};
+                                      .keys_of_all = keys_of_all};
     }
+  }
+  // Causal rows see no later key; rows of a box at or past the user's length, whose queries may be
+  // NaN, see none. Returns how many keys all rows see.
+  __device__ __forceinline__ int limit_own_rows(const TileAt& at, int consumer, int slot,
+                                                int lane) const {
+    const Operands operands = operands_of(at.tile);
+    const int rows = rows_of(at.tile, consumer);
+    const int first_row = first_row_of(at, consumer);
+    const bool is_causal = params.own.rows.is_causal;
+    const auto limit_of = [&](int row) {
+      return is_causal ? params.args.divide_by_group(first_row + row) + 1 : at.tile.num_keys;
+    };
+    for (int row = lane; row < kRowsOfConsumer; row += 32) {
+      shared.limits[consumer][slot][row] = row < rows ? limit_of(row) : 0;
+    }
+    const bool has_other_rows =
+        operands.box_rows > 0 && boxes_of(at, consumer) * operands.box_rows > rows;
+    return has_other_rows ? 0 : limit_of(0);
   }
   __device__ __forceinline__ void announce_end(const QueryRing (&rings)[kConsumers],
                                                int lane) const {
@@ -125,82 +183,99 @@ struct Sm90Rows : Sm90Cta<Traits> {
     }
   }
 
-  __device__ __forceinline__ void load_query_boxes(int lane) const {
+  // Calls `load(at, consumer, ring)` for the Q of each consumer, tile by tile.
+  template <typename Load>
+  __device__ __forceinline__ void load_queries(int lane, Load&& load) const {
     QueryRing rings[kConsumers];
     TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       if (blocks_of(at.tile) == 0) continue;
 #pragma unroll
       for (int c = 0; c < kConsumers; ++c) {
-        const int boxes = boxes_of(at, c);
-        Box box{};
-        if (lane < boxes) box = box_of_lane(at, c, lane);
-        const int slot = rings[c].slot;
-        device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
-        announce(at, c, slot, lane);
-        __syncwarp();
-        const std::uint32_t full = address(shared.full_q[c][slot]);
-        if (lane == 0) {
-          device::mbarrier_arrive_expect_bytes(
-              full, boxes * params.args.box_rows * Traits::kRowBytes * Traits::kChunks);
-        } else {
-          device::mbarrier_arrive(full);
-        }
-        __syncwarp();
-        if (lane < boxes) {
-#pragma unroll 1
-          for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-            device::tma_load_4d(address(shared.q[c][slot]) + chunk * Traits::kQueryChunkBytes +
-                                    box.first_row * Traits::kRowBytes,
-                                &params.q, address(shared.full_q[c][slot]),
-                                chunk * Traits::kChunkColumns, box.at.head, box.at.query,
-                                box.at.cand);
-          }
-        }
-        __syncwarp();
+        load(at, c, rings[c]);
         rings[c].advance();
       }
     }
     announce_end(rings, lane);
   }
+  __device__ __forceinline__ void load_queries(int lane) const {
+    if constexpr (Traits::kHasOwnRows) {
+      load_queries(lane, [&](const TileAt& at, int consumer, const QueryRing& ring) {
+        if (has_boxes(at.tile)) {
+          load_query_boxes(at, consumer, ring, lane);
+        } else {
+          load_query_rows(at, consumer, ring, lane);
+        }
+      });
+    } else if (has_boxes({})) {
+      load_queries(lane, [&](const TileAt& at, int consumer, const QueryRing& ring) {
+        load_query_boxes(at, consumer, ring, lane);
+      });
+    } else {
+      load_queries(lane, [&](const TileAt& at, int consumer, const QueryRing& ring) {
+        load_query_rows(at, consumer, ring, lane);
+      });
+    }
+  }
 
-  __device__ __forceinline__ void load_query_rows(int lane) const {
-    QueryRing rings[kConsumers];
-    TileCursor cursor(*this);
-    for (TileAt at; cursor.take(at);) {
-      if (blocks_of(at.tile) == 0) continue;
-#pragma unroll
-      for (int c = 0; c < kConsumers; ++c) {
-        const bool has_rows = rows_of(at.tile, c) > 0;
-        if (has_rows) {
-          find_rows(at, c, lane, [&](int half, const Row& row) {
-            const Sm90Args& a = params.args;
-            shared.sources[lane + 32 * half] = static_cast<const Element*>(a.q) +
-                                               row.cand * a.stride_q[0] +
-                                               row.query * a.stride_q[1] + row.head * a.stride_q[2];
-          });
-          __syncwarp();
-        }
-        const int slot = rings[c].slot;
-        device::mbarrier_wait(address(shared.empty_q[c][slot]), rings[c].phase ^ 1);
-        announce(at, c, slot, lane);
-        if (has_rows) {
-          load_rows(address(shared.q[c][slot]), rows_of(at.tile, c), lane);
-          device::copy_async_wait<0>();
-          device::fence_smem_to_async();
-        }
-        __syncwarp();
-        device::mbarrier_arrive(address(shared.full_q[c][slot]));
-        rings[c].advance();
+  __device__ __forceinline__ void load_query_boxes(const TileAt& at, int consumer,
+                                                   const QueryRing& ring, int lane) const {
+    const Operands operands = operands_of(at.tile);
+    const int boxes = boxes_of(at, consumer);
+    Box box{};
+    if (lane < boxes) box = box_of_lane(at, consumer, lane);
+    const int slot = ring.slot;
+    device::mbarrier_wait(address(shared.empty_q[consumer][slot]), ring.phase ^ 1);
+    announce(at, consumer, slot, lane);
+    __syncwarp();
+    const std::uint32_t full = address(shared.full_q[consumer][slot]);
+    if (lane == 0) {
+      device::mbarrier_arrive_expect_bytes(
+          full, boxes * operands.box_rows * Traits::kRowBytes * Traits::kChunks);
+    } else {
+      device::mbarrier_arrive(full);
+    }
+    __syncwarp();
+    if (lane < boxes) {
+#pragma unroll 1
+      for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+        device::tma_load_4d(address(shared.q[consumer][slot]) + chunk * Traits::kQueryChunkBytes +
+                                box.first_row * Traits::kRowBytes,
+                            operands.q_map, address(shared.full_q[consumer][slot]),
+                            chunk * Traits::kChunkColumns, box.at.head, box.at.query, box.at.cand);
       }
     }
-    announce_end(rings, lane);
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void load_query_rows(const TileAt& at, int consumer,
+                                                  const QueryRing& ring, int lane) const {
+    const bool has_rows = rows_of(at.tile, consumer) > 0;
+    if (has_rows) {
+      const Operands operands = operands_of(at.tile);
+      find_rows(at, consumer, lane, [&](int half, const Row& row) {
+        shared.sources[lane + 32 * half] =
+            static_cast<const Element*>(operands.q) + row.cand * operands.stride_q[0] +
+            row.query * operands.stride_q[1] + row.head * operands.stride_q[2];
+      });
+      __syncwarp();
+    }
+    const int slot = ring.slot;
+    device::mbarrier_wait(address(shared.empty_q[consumer][slot]), ring.phase ^ 1);
+    announce(at, consumer, slot, lane);
+    if (has_rows) {
+      load_rows(address(shared.q[consumer][slot]), rows_of(at.tile, consumer), lane);
+      device::copy_async_wait<0>();
+      device::fence_smem_to_async();
+    }
+    __syncwarp();
+    device::mbarrier_arrive(address(shared.full_q[consumer][slot]));
   }
 
   // Rows from `rows` on are zeros. NOTE: read from the first one's place by all CTAs at once, they
   // would wait for each other.
   __device__ __forceinline__ void load_rows(std::uint32_t s_tile, int rows, int lane) const {
-    const LaneVectors mine(lane);
+    const LaneVectors mine = vectors_of(lane);
     if (mine.vector >= kVectorsOfRow) return;
     const bool counts = static_cast<int>(mine.vector) * 8 < params.args.head_dim;
     const unsigned column = counts ? mine.vector * 8 : 0;
@@ -224,7 +299,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
   // Stores what the consumers leave in the place of Q. They store partial rows themselves.
   __device__ __forceinline__ void store_outputs(int lane) const {
     QueryRing rings[kConsumers];
-    const bool is_partial = params.args.partial_out != nullptr;
+    const bool is_partial = this->is_partial();
     TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
 #pragma unroll
@@ -259,12 +334,14 @@ struct Sm90Rows : Sm90Cta<Traits> {
   // left in shared memory.
   __device__ __forceinline__ void find_targets(const TileAt& at, int consumer, int lane,
                                                float* (&g_lse)[2]) const {
+    const Operands operands = operands_of(at.tile);
     find_rows(at, consumer, lane, [&](int half, const Row& row) {
       const Sm90Args& a = params.args;
-      const std::int64_t first = static_cast<std::int64_t>(row.cand) * a.num_queries * a.num_heads;
-      shared.targets[lane + 32 * half] =
-          static_cast<Element*>(a.out) + (first + row.query * a.num_heads + row.head) * a.head_dim;
-      g_lse[half] = a.lse + first + row.head * a.num_queries + row.query;
+      const std::int64_t first =
+          static_cast<std::int64_t>(row.cand) * operands.num_queries * a.num_heads;
+      shared.targets[lane + 32 * half] = static_cast<Element*>(operands.out) +
+                                         (first + row.query * a.num_heads + row.head) * a.head_dim;
+      g_lse[half] = operands.lse + first + row.head * operands.num_queries + row.query;
     });
     __syncwarp();
   }
@@ -274,15 +351,20 @@ struct Sm90Rows : Sm90Cta<Traits> {
     float* g_lse[2];
     find_targets(at, consumer, lane, g_lse);
     Box box{};
-    const bool has_box = has_boxes() && lane < boxes_of(at, consumer);
+    const bool comes_in_boxes = has_boxes(at.tile);
+    const bool has_box = comes_in_boxes && lane < boxes_of(at, consumer);
     if (has_box) box = box_of_lane(at, consumer, lane);
     device::mbarrier_wait(address(shared.staged[consumer][ring.slot]), ring.phase);
     // NOTE: here, not by the consumers, whose every cycle between two tiles counts.
     device::fence_smem_to_async();
     const std::uint32_t s_tile = address(shared.q[consumer][ring.slot]);
     const int rows = rows_of(at.tile, consumer);
-    if (has_box) store_box(s_tile, box);
-    if (!has_boxes()) store_rows(s_tile, static_cast<unsigned>(rows), lane);
+    if (has_box) store_box(s_tile, box, operands_of(at.tile).out_map);
+    if (!comes_in_boxes) {
+      store_rows(s_tile, static_cast<unsigned>(rows), lane);
+      // The copy engine may be the next to write here.
+      if (Traits::kHasOwnRows) device::fence_smem_to_async();
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane + 32 * half;
@@ -291,12 +373,12 @@ struct Sm90Rows : Sm90Cta<Traits> {
     device::tma_store_wait_read();
   }
 
-  __device__ __forceinline__ void store_box(std::uint32_t s_tile, const Box& box) const {
+  __device__ __forceinline__ void store_box(std::uint32_t s_tile, const Box& box,
+                                            const CUtensorMap* map) const {
 #pragma unroll 1
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
       device::tma_store_4d(
-          &params.out,
-          s_tile + chunk * Traits::kQueryChunkBytes + box.first_row * Traits::kRowBytes,
+          map, s_tile + chunk * Traits::kQueryChunkBytes + box.first_row * Traits::kRowBytes,
           chunk * Traits::kChunkColumns, box.at.head, box.at.query, box.at.cand);
     }
     device::tma_store_commit();
@@ -304,7 +386,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
 
   // The first `rows` rows of a tile.
   __device__ __forceinline__ void store_rows(std::uint32_t s_tile, unsigned rows, int lane) const {
-    const LaneVectors mine(lane);
+    const LaneVectors mine = vectors_of(lane);
     if (static_cast<int>(mine.vector) * 8 >= params.args.head_dim) return;
 #pragma unroll 1
     for (unsigned first = 0; first < rows; first += LaneVectors::kRows) {
@@ -327,7 +409,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
                                                 int lane) const {
     if (rows == 0) return;
     const Sm90Args& a = params.args;
-    if (a.partial_out != nullptr) {
+    if (this->is_partial()) {
       float* g_lse = a.partial_lse + partial_row(at, consumer);
       for (int row = lane; row < rows; row += 32) g_lse[row] = Softmax::kMinusInfinity;
       return;

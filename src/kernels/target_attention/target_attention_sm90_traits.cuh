@@ -5,6 +5,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/device/fast_divide.cuh"
 #include "kernels/target_attention/target_attention_tiles.cuh"
@@ -46,7 +47,7 @@ struct Sm90Args {
 
 // Where a row of a user lies.
 struct Row {
-  int cand;
+  int cand;  // of the history's own rows: the user
   int query;
   int head;
 };
@@ -78,17 +79,46 @@ struct Sm90Params {
   Sm90Args args;
 };
 
-// What a consumer has to know of a tile; it comes with the tile's Q.
-struct ConsumerTile {
-  int num_keys;  // of the tile; 0: there are no more tiles
-  int num_rows;  // of the consumer
-  int partial;   // its first row's number among the partial results
-  int unused;
+// What self_target_attention has beside: the histories' own rows.
+struct OwnArgs {
+  HistoryRows rows;
+  int num_levels;  // tiles of the longest history that there may be
+  const void* q;
+  void* out;
+  float* lse;
+  std::int64_t stride_q[3];  // user, query, head; elements
+  int box_rows;              // 0: rows move one by one
+  device::FastDivide divide_by_box;
+};
+struct Sm90SelfParams : Sm90Params {
+  CUtensorMap q_user;  // (d, head, query, user), in boxes of box_rows rows
+  CUtensorMap out_user;
+  OwnArgs own;
+};
+// The same, and where tiles of the histories' own rows lie in the list.
+struct SelfGroupsOfCta : GroupsOfCta {
+  int lengths[device::kMaxUsersOfCta];  // of the histories
+  // Causal: the first tile of each level, behind those of candidates. A level is the tiles of one
+  // number, the last number first, of all users that have it: by falling count of keys.
+  // Not causal: how many such tiles the users before have; a user's stand before those of its
+  // candidates.
+  int first_own_tiles[kMaxLevelsOfCta];
 };
 
-template <typename ElementT, int kHeadDimT>
+// What a consumer has to know of a tile; it comes with the tile's Q.
+struct ConsumerTile {
+  int num_keys;     // of the tile; 0: there are no more tiles
+  int num_rows;     // of the consumer
+  int partial;      // its first row's number among the partial results
+  int keys_of_all;  // that no row's limit takes away; only self_target_attention reads it
+};
+
+template <typename ElementT, int kHeadDimT, bool kHasOwnRowsT = false>
 struct Sm90Traits {
   using Element = ElementT;
+  static constexpr bool kHasOwnRows = kHasOwnRowsT;  // self_target_attention
+  using Params = std::conditional_t<kHasOwnRows, Sm90SelfParams, Sm90Params>;
+  using Groups = std::conditional_t<kHasOwnRows, SelfGroupsOfCta, GroupsOfCta>;
   static constexpr int kHeadDim = kHeadDimT;
   static constexpr int kKeyBlock = key_block_of(kHeadDim);
   static constexpr int kConsumers = consumers_of(kHeadDim);
@@ -97,8 +127,8 @@ struct Sm90Traits {
   static constexpr int kStages = kHeadDim <= 64 ? 6 : 2;         // blocks of K, and of V
   static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
   // Registers of a thread after they are shared out anew: no more than the launch has.
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kHeadDim == 128 ? 224 : 216;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kHeadDim == 128 ? 56 : 72;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kHeadDim == 128 && !kHasOwnRows ? 224 : 216;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kHeadDim == 128 && !kHasOwnRows ? 56 : 72;
   static constexpr int kLaunchRegisters = 65536 / kNumThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
                 (kConsumers + 1) * kLaunchRegisters);
@@ -118,11 +148,11 @@ struct Sm90Traits {
     alignas(kAlignment) unsigned char k[kStages][kBlockBytes];
     alignas(kAlignment) unsigned char v[kStages][kBlockBytes];
     alignas(kAlignment) unsigned char q[kConsumers][kQueryBuffers][kQueryBytes];
-    GroupsOfCta groups;
+    Groups groups;
     const void* sources[kRowsOfConsumer];  // of the rows that are loaded
     void* targets[kRowsOfConsumer];        // of the rows that are stored
     float lse[kConsumers][kQueryBuffers][kRowsOfConsumer];
-    int limits[kConsumers][kQueryBuffers][kRowsOfConsumer];  // keys of the tile, by cand_lengths
+    int limits[kConsumers][kQueryBuffers][kRowsOfConsumer];  // keys of the tile that a row sees
     alignas(16) ConsumerTile tiles[kConsumers][kQueryBuffers];
     alignas(8) std::uint64_t full_k[kStages];
     std::uint64_t empty_k[kStages];

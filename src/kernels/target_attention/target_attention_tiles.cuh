@@ -41,7 +41,39 @@ struct Histories {
             .first_cand = rows.first_cand,
             .first_row = rows.first_row,
             .num_rows = rows.num_rows,
-            .unused = 0};
+            .rows_of = RowsOf::kCandidates};
+  }
+};
+
+// The queries of the histories themselves, cut into tiles of their own. Rows at or past a user's
+// length are in none.
+struct HistoryRows {
+  int group;  // heads of a kv head
+  bool is_causal;
+  device::TileRows tile_rows;
+  device::FastDivide divide_by_group;
+
+  __device__ __forceinline__ int tiles_of(int length) const {
+    return tile_rows.divide(length * group + tile_rows.count - 1);
+  }
+  // Tile number `tile` of a user's. Of causal rows, with the blocks of keys that any of them sees.
+  __device__ __forceinline__ Tile tile_of(const Histories& histories, int user, int length,
+                                          int tile) const {
+    const int first_row = tile * tile_rows.count;
+    const int num_rows = min(length * group - first_row, tile_rows.count);
+    int keys = length;
+    if (is_causal) {
+      const int last_query = divide_by_group(first_row + num_rows - 1);
+      keys = min((histories.divide_by_key_block(last_query) + 1) * histories.key_block, length);
+    }
+    return {.history = user,
+            .first_key = 0,
+            .num_keys = keys,
+            .keys_before = 0,
+            .first_cand = 0,
+            .first_row = first_row,
+            .num_rows = num_rows,
+            .rows_of = RowsOf::kHistory};
   }
 };
 

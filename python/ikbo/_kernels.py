@@ -39,9 +39,13 @@ class _Query:
     rows_more: int = 0
 
 
-def _attention_flags(a: Mapping[str, Any]) -> Sequence[bool]:
+def _has_positive_scale(a: Mapping[str, Any]) -> bool:
     scale = a.get("scale")
-    return a.get("user_mask") is not None, scale is None or scale > 0
+    return scale is None or scale > 0
+
+
+def _attention_flags(a: Mapping[str, Any]) -> Sequence[bool]:
+    return a.get("user_mask") is not None, _has_positive_scale(a)
 
 
 def _bmm_dims(a: Mapping[str, Any]) -> Sequence[Any]:
@@ -94,7 +98,11 @@ _QUERIES = {
         rows_more=1,
     ),
     "ikbo::self_target_attention": _Query(
-        "k", "q_cand", lambda a: [a["q_cand"].shape[1], *a["q_user"].shape[1:3], *a["k"].shape[2:]]
+        "k",
+        "q_cand",
+        lambda a: [a["q_cand"].shape[1], *a["q_user"].shape[1:3], *a["k"].shape[2:]],
+        ("q_user", "q_cand", "k", "v"),
+        lambda a: (_has_positive_scale(a),),
     ),
 }  # fmt: skip
 

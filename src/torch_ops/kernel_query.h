@@ -21,6 +21,8 @@ struct KernelQuery {
   //   lce     e_user, w_user, w_cand, then each e_cand, which K_i precedes
   //   target_attention, target_attention.packed
   //           q, k, v, then whether there is a user_mask, and whether scale is positive
+  //   self_target_attention
+  //           q_user, q_cand, k, v, then whether scale is positive
   std::vector<int64_t> layout;
 
   bool is_16_bit() const { return dtype == "float16" || dtype == "bfloat16"; }

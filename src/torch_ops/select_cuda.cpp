@@ -12,6 +12,7 @@
 #include "ikbo/expand.h"
 #include "ikbo/lce.h"
 #include "ikbo/linear.h"
+#include "ikbo/self_target_attention_cuda.h"
 #include "ikbo/target_attention_cuda.h"
 #include "torch_ops/kernel_query.h"
 #include "torch_ops/packed_weight.h"
@@ -207,6 +208,26 @@ std::string select_bmm(const KernelQuery& query) {
   return to_string(select_bmm_cuda_config(params, current_limits()));
 }
 
+// `dims`: Q, S, H, H_kv, D.
+TargetAttentionParams attention_params(const KernelQuery& query, const std::array<int64_t, 5>& dims,
+                                       const Operand& q, const Operand& k, const Operand& v) {
+  return {.num_users = static_cast<int32_t>(query.num_users),
+          .num_candidates = static_cast<int32_t>(query.num_candidates),
+          .num_queries = static_cast<int32_t>(dims[0]),
+          .num_keys = static_cast<int32_t>(dims[1]),
+          .num_heads = static_cast<int32_t>(dims[2]),
+          .num_kv_heads = static_cast<int32_t>(dims[3]),
+          .head_dim = static_cast<int32_t>(dims[4]),
+          .dtype = dtype_of(query),
+          .scale = 1.0,
+          .q = q.data,
+          .k = k.data,
+          .v = v.data,
+          .stride_q = q.strides,
+          .stride_k = k.strides,
+          .stride_v = v.strides};
+}
+
 // Of packed histories the dims hold no length, and none is asked for.
 std::string select_target_attention(const KernelQuery& query, bool is_packed) {
   const auto& dims = query.dims;
@@ -227,29 +248,34 @@ std::string select_target_attention(const KernelQuery& query, bool is_packed) {
   };
   const Operand k = history();
   const Operand v = history();
-  TargetAttentionParams params;
+  TargetAttentionParams params =
+      attention_params(query, {num_queries, num_keys, num_heads, num_kv_heads, head_dim}, q, k, v);
   const int32_t some_offset = 0;
   if (is_packed) params.user_offsets = &some_offset;  // only its presence counts
-  params.num_users = static_cast<int32_t>(query.num_users);
-  params.num_candidates = static_cast<int32_t>(query.num_candidates);
-  params.num_queries = static_cast<int32_t>(num_queries);
-  params.num_keys = static_cast<int32_t>(num_keys);
-  params.num_heads = static_cast<int32_t>(num_heads);
-  params.num_kv_heads = static_cast<int32_t>(num_kv_heads);
-  params.head_dim = static_cast<int32_t>(head_dim);
-  params.dtype = dtype_of(query);
-  params.scale = 1.0;
-  params.q = q.data;
-  params.k = k.data;
-  params.v = v.data;
-  params.stride_q = q.strides;
-  params.stride_k = k.strides;
-  params.stride_v = v.strides;
   const bool has_mask = !layout.is_at_end() && layout.next() != 0;
   const bool has_positive_scale = layout.is_at_end() || layout.next() != 0;
   if (has_mask) params.user_mask = &has_mask;  // only its presence counts
   if (!has_positive_scale) params.scale = -1.0;
   return to_string(select_target_attention_cuda_config(params, current_limits()));
+}
+
+std::string select_self_target_attention(const KernelQuery& query) {
+  const std::array dims{query.dims[0], query.dims[1], query.dims[2], query.dims[3], query.dims[4]};
+  const auto [num_queries, num_keys, num_heads, num_kv_heads, head_dim] = dims;
+  LayoutReader layout("self_target_attention", query);
+  const auto rows = [&](int64_t of_entry, int64_t row) {
+    return layout.operand({of_entry * row, row, head_dim, 1});
+  };
+  const Operand q_user = rows(num_keys, num_heads * head_dim);
+  const Operand q_cand = rows(num_queries, num_heads * head_dim);
+  const Operand k = rows(num_keys, num_kv_heads * head_dim);
+  const Operand v = rows(num_keys, num_kv_heads * head_dim);
+  const bool has_positive_scale = layout.is_at_end() || layout.next() != 0;
+  if (!has_positive_scale) return kComposite;
+  const SelfTargetAttentionParams params{.cand = attention_params(query, dims, q_cand, k, v),
+                                         .q_user = q_user.data,
+                                         .stride_q_user = q_user.strides};
+  return to_string(select_self_target_attention_cuda_config(params, current_limits()));
 }
 
 }  // namespace
@@ -259,6 +285,7 @@ std::string select_cuda_kernel(const std::string& op, const KernelQuery& query) 
   if (op == "expand") return select_expand(query);
   if (op == "linear") return select_linear(query);
   if (op == "lce") return select_lce(query);
+  if (op == "self_target_attention") return select_self_target_attention(query);
   if (op == "target_attention") return select_target_attention(query, false);
   return op == "target_attention.packed" ? select_target_attention(query, true) : kComposite;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ikbo::self_target_attention and its backward: the attention of each user's history to itself and
-// that of the candidates to it, over the same keys and values. Schemas, checks, implementations,
+// that of the candidates to it, over the same keys and values. Schemas, implementations,
 // registration.
 //
 // The CPU kernel takes a history's rows as candidates of one query each, whose lengths are the keys
@@ -10,76 +10,23 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <vector>
 
 #include "cpu/user_rows.h"
 #include "torch_ops/aten_calls.h"
-#include "torch_ops/attention_args.h"
 #include "torch_ops/attention_cpu.h"
 #include "torch_ops/composite_attention.h"
+#include "torch_ops/self_attention_args.h"
+#ifdef IKBO_WITH_CUDA
+#include "torch_ops/self_attention_cuda.h"
+#endif
 
 namespace ikbo::ops {
 namespace {
 
-constexpr const char* kOp = "self_target_attention";
-
 using torch::stable::narrow;
 using torch::stable::reshape;
-
-// (out_user, out_cand, lse_user, lse_cand), or gradients of them; in the backward pass' result
-// gradients of (q_user, q_cand, k, v).
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-struct SelfArgs {
-  const Tensor& q_user;
-  const Tensor& q_cand;
-  const Tensor& k;
-  const Tensor& v;
-  const Tensor& cand_to_user;
-  const std::optional<Tensor>& user_lengths;
-  const std::optional<Tensor>& cand_lengths;
-  bool is_causal;
-  const std::optional<double>& scale;
-
-  int64_t num_users() const { return k.size(0); }
-  int64_t num_keys() const { return k.size(1); }
-  int64_t num_history_rows() const { return num_users() * num_keys(); }
-  int64_t num_cand_rows() const { return q_cand.size(0) * q_cand.size(1); }
-  int64_t num_heads() const { return q_cand.size(2); }
-  int64_t head_dim() const { return q_cand.size(3); }
-};
-
-AttentionArgs cand_part(const SelfArgs& args) {
-  return {.q = args.q_cand,
-          .k = args.k,
-          .v = args.v,
-          .cand_to_user = args.cand_to_user,
-          .user_lengths = args.user_lengths,
-          .cand_lengths = args.cand_lengths,
-          .user_mask = kNoTensor,
-          .scale = args.scale,
-          .op = kOp,
-          .q_name = "q_cand"};
-}
-
-void check_self(const SelfArgs& args) {
-  const Named q_user{"q_user", args.q_user};
-  check_devices(kOp, {{"q_cand", args.q_cand}, q_user});
-  check_attention(cand_part(args));
-  check_float_dtypes(kOp, {{"q_cand", args.q_cand}, q_user});
-  check_rank(kOp, q_user, 4, "[U, S, H, D]");
-  check_shape(kOp, q_user,
-              {{"U", args.num_users()},
-               {"S", args.num_keys()},
-               {"H", args.num_heads()},
-               {"D", args.head_dim()}});
-  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-  const int64_t rows = (args.num_history_rows() + args.num_cand_rows()) * args.num_heads();
-  STD_TORCH_CHECK(rows <= kMax, "ikbo::", kOp, ": (U * S + B * Q) * H must be at most ", kMax,
-                  "; got ", rows, "; split the users over several calls");
-}
 
 // The user of each row that the CPU kernel takes, and how many keys it may see.
 struct Rows {
@@ -90,13 +37,6 @@ struct Rows {
   Tensor user;    // int32 [count]
   Tensor length;  // int32 [count]
 };
-
-// The values of a list, contiguous in `dense`; nullptr where there is none.
-const int32_t* list_data(const std::optional<Tensor>& list, std::optional<Tensor>& dense) {
-  if (!list) return nullptr;
-  dense = torch::stable::contiguous(*list);
-  return dense->const_data_ptr<int32_t>();
-}
 
 void fill_history_rows(const SelfArgs& args, const Rows& rows) {
   const auto num_keys = static_cast<int32_t>(args.num_keys());
@@ -117,7 +57,7 @@ void fill_history_rows(const SelfArgs& args, const Rows& rows) {
 void fill_cand_rows(const SelfArgs& args, const Rows& rows) {
   const auto num_keys = static_cast<int32_t>(args.num_keys());
   const int64_t num_queries = args.q_cand.size(1);
-  const Tensor index = cpu::checked_index(kOp, args.cand_to_user, args.num_users());
+  const Tensor index = cpu::checked_index(kSelfOp, args.cand_to_user, args.num_users());
   const int32_t* users = index.const_data_ptr<int32_t>();
   std::optional<Tensor> dense;
   const int32_t* lengths = list_data(args.cand_lengths, dense);
@@ -139,10 +79,10 @@ AttentionArgs row_part(const SelfArgs& args, const Tensor& q, const Tensor& user
           .cand_lengths = length,
           .user_mask = kNoTensor,
           .scale = args.scale,
-          .op = kOp};
+          .op = kSelfOp};
 }
 
-Results run_cpu(const SelfArgs& args) {
+SelfResults run_cpu(const SelfArgs& args) {
   const Rows rows(args, args.num_history_rows());
   fill_history_rows(args, rows);
   const Tensor q_rows =
@@ -177,7 +117,8 @@ Tensor stacked_lse(const Tensor& user, const Tensor& cand) {
   return torch::stable::transpose(rows, 1, 2);
 }
 
-Results run_backward_cpu(const SelfArgs& args, const Results& grads, const Results& results) {
+SelfResults run_backward_cpu(const SelfArgs& args, const SelfResults& grads,
+                             const SelfResults& results) {
   const auto& [grad_out_user, grad_out_cand, grad_lse_user, grad_lse_cand] = grads;
   const auto& [out_user, out_cand, lse_user, lse_cand] = results;
   const int64_t num_history = args.num_history_rows();
@@ -220,17 +161,25 @@ AttentionArgs history_part(const SelfArgs& args, const Tensor& users) {
           .user_mask = kNoTensor,
           .scale = args.scale,
           .queries = args.is_causal ? Queries::kCausalHistory : Queries::kHistory,
-          .op = kOp};
+          .op = kSelfOp};
 }
 
-Results run_composite(const SelfArgs& args) {
+SelfResults run_composite(const SelfArgs& args) {
   const Tensor users = each_user(args);
   const auto [out_user, lse_user] = composite::target_attention(history_part(args, users));
   const auto [out_cand, lse_cand] = composite::target_attention(cand_part(args));
   return {out_user, out_cand, lse_user, lse_cand};
 }
 
-Results run_composite_backward(const SelfArgs& args, const Results& grads, const Results& results) {
+#ifdef IKBO_WITH_CUDA
+SelfResults run_cuda(const SelfArgs& args) {
+  const std::optional<SelfResults> results = run_self_attention_cuda(args);
+  return results ? *results : run_composite(args);
+}
+#endif
+
+SelfResults run_composite_backward(const SelfArgs& args, const SelfResults& grads,
+                                   const SelfResults& results) {
   const auto& [grad_out_user, grad_out_cand, grad_lse_user, grad_lse_cand] = grads;
   const auto& [out_user, out_cand, lse_user, lse_cand] = results;
   const Tensor users = each_user(args);
@@ -244,25 +193,25 @@ Results run_composite_backward(const SelfArgs& args, const Results& grads, const
   return {grad_q_user, grad_q_cand, grad_k, grad_v};
 }
 
-template <Results (*run)(const SelfArgs&)>
-Results forward(const Tensor& q_user, const Tensor& q_cand, const Tensor& k, const Tensor& v,
-                const Tensor& cand_to_user, const std::optional<Tensor>& user_lengths,
-                const std::optional<Tensor>& cand_lengths, bool is_causal,
-                const std::optional<double>& scale) {
+template <SelfResults (*run)(const SelfArgs&)>
+SelfResults forward(const Tensor& q_user, const Tensor& q_cand, const Tensor& k, const Tensor& v,
+                    const Tensor& cand_to_user, const std::optional<Tensor>& user_lengths,
+                    const std::optional<Tensor>& cand_lengths, bool is_causal,
+                    const std::optional<double>& scale) {
   const SelfArgs args{q_user,       q_cand,       k,         v,    cand_to_user,
                       user_lengths, cand_lengths, is_causal, scale};
   check_self(args);
   return run(args);
 }
 
-template <Results (*run)(const SelfArgs&, const Results&, const Results&)>
-Results backward(const Tensor& grad_out_user, const Tensor& grad_out_cand,
-                 const Tensor& grad_lse_user, const Tensor& grad_lse_cand, const Tensor& q_user,
-                 const Tensor& q_cand, const Tensor& k, const Tensor& v, const Tensor& cand_to_user,
-                 const std::optional<Tensor>& user_lengths,
-                 const std::optional<Tensor>& cand_lengths, bool is_causal,
-                 const std::optional<double>& scale, const Tensor& out_user, const Tensor& out_cand,
-                 const Tensor& lse_user, const Tensor& lse_cand) {
+template <SelfResults (*run)(const SelfArgs&, const SelfResults&, const SelfResults&)>
+SelfResults backward(const Tensor& grad_out_user, const Tensor& grad_out_cand,
+                     const Tensor& grad_lse_user, const Tensor& grad_lse_cand, const Tensor& q_user,
+                     const Tensor& q_cand, const Tensor& k, const Tensor& v,
+                     const Tensor& cand_to_user, const std::optional<Tensor>& user_lengths,
+                     const std::optional<Tensor>& cand_lengths, bool is_causal,
+                     const std::optional<double>& scale, const Tensor& out_user,
+                     const Tensor& out_cand, const Tensor& lse_user, const Tensor& lse_cand) {
   const SelfArgs args{q_user,       q_cand,       k,         v,    cand_to_user,
                       user_lengths, cand_lengths, is_causal, scale};
   check_self(args);
@@ -291,6 +240,12 @@ STABLE_TORCH_LIBRARY_IMPL(ikbo, CPU, m) {
   m.impl("self_target_attention", TORCH_BOX(&forward<&run_cpu>));
   m.impl("_self_target_attention_backward", TORCH_BOX(&backward<&run_backward_cpu>));
 }
+
+#ifdef IKBO_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(ikbo, CUDA, m) {
+  m.impl("self_target_attention", TORCH_BOX(&forward<&run_cuda>));
+}
+#endif
 
 STABLE_TORCH_LIBRARY_IMPL(ikbo, CompositeExplicitAutograd, m) {
   m.impl("self_target_attention", TORCH_BOX(&forward<&run_composite>));

@@ -82,11 +82,13 @@ pytest python-operators tests/ops/test_*cuda*.py tests/ops/test_composite.py::te
 pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu
 pytest replayed-package tests/e2e/test_cuda_package.py -k on_the_gpu
 for test in bmm bmm_delays expand index_check lce lce_delays lce_generic linear linear_delays \
-  target_attention target_attention_delays target_attention_generic; do
+  self_target_attention self_target_attention_delays target_attention target_attention_delays \
+  target_attention_generic; do
   start "${test}_test" "$BUILD/bin/${test}_test" --gtest_brief=1
 done
 start lce_example "$BUILD/bin/lce_example"
-for test in bmm expand lce lce_generic linear target_attention target_attention_generic; do
+for test in bmm expand lce lce_generic linear self_target_attention target_attention \
+  target_attention_generic; do
   # GoogleTest is content with a filter that matches nothing.
   small=$("$BUILD/bin/${test}_test" --gtest_list_tests --gtest_filter="$SMALL" | grep '^  ' || true)
   [ -n "$small" ] || start "$test-has-no-small-case" false

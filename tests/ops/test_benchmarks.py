@@ -24,6 +24,7 @@ SIZES = {
     "lce": {"K_user": 5, "K_cand": 7, "M": 3, "N": 4},
     "bmm": {"P": 5, "R": 7, "N": 3},
     "target_attention": {"Q": 2, "H": 3, "H_kv": 3, "S": 11, "D": 4},
+    "self_target_attention": {"Q": 2, "H": 3, "H_kv": 3, "S": 11, "D": 4},
 }
 ROW = {"case": {"op": "expand"}, "unit": "ms", "ours": 1.23456, "peers": {"a": 2.0, "b": "no GPU"}}
 
@@ -43,6 +44,10 @@ def test_bytes() -> None:
     q_and_out, keys = 2 * 6 * 4 * 8, 2 * 10 * 2 * 8
     assert cost.unique_bytes == 2 * (q_and_out + 2 * keys)
     assert cost.requested_bytes == 2 * (q_and_out + 6 * keys)
+    cost = cost_of("self_target_attention", sizes, torch.bfloat16)
+    of_history = keys + 2 * 10 * 4 * 8
+    assert cost.unique_bytes == 2 * (q_and_out + 2 * of_history)
+    assert cost.requested_bytes == 2 * (q_and_out + 6 * of_history)
 
 
 def test_contestants_take_turns() -> None:

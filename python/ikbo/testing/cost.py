@@ -81,17 +81,30 @@ def _target_attention(s: Sizes) -> _Elements:
     )
 
 
+def _self_target_attention(s: Sizes) -> _Elements:
+    rows = s["U"] * s["S"] + s["B"] * s["Q"]
+    history = 2 * s["S"] * (s["H"] + s["H_kv"]) * s["D"]  # queries, results, keys, values
+    return _Elements(
+        products=2 * rows * s["H"] * s["S"] * s["D"],
+        user=s["U"] * history,
+        replicated=s["B"] * history,
+        other=2 * s["B"] * s["Q"] * s["H"] * s["D"],
+    )
+
+
 _ELEMENTS: dict[str, Callable[[Sizes], _Elements]] = {
     "bmm": _bmm,
     "expand": _expand,
     "lce": _lce,
     "linear": _linear,
+    "self_target_attention": _self_target_attention,
     "target_attention": _target_attention,
 }
 
 
 def cost_of(op: str, sizes: Sizes, dtype: torch.dtype) -> Cost:
-    """Cost of one call with whole histories; the index, a bias and the log-sum-exp are left out.
+    """Cost of one call with whole histories, which nothing is hidden of; the index, a bias and the
+    log-sum-exp are left out.
 
     Args:
         op: the operator's name.

@@ -58,8 +58,6 @@ BmmStore select_store(const BmmParams& p) {
   return has_whole_boxes(p.n, 8) && has_rows ? BmmStore::kTma : BmmStore::kVectors;
 }
 
-constexpr int kFewStages = 6;
-
 bool fits_shared(BmmCudaConfig config, int num_blocks, int slots, int stages) {
   config.user_slots = slots;
   config.stages = stages;
@@ -71,10 +69,10 @@ bool fits_shared(BmmCudaConfig config, int num_blocks, int slots, int stages) {
 void divide_shared_memory(BmmCudaConfig& config, int num_blocks, int wanted_slots) {
   config.user_slots = 0;
   while (config.user_slots < wanted_slots &&
-         fits_shared(config, num_blocks, config.user_slots + 1, kFewStages)) {
+         fits_shared(config, num_blocks, config.user_slots + 1, kLeastStages)) {
     ++config.user_slots;
   }
-  config.stages = kFewStages;
+  config.stages = kLeastStages;
   while (config.stages < kMaxStages &&
          fits_shared(config, num_blocks, config.user_slots, config.stages + 1)) {
     ++config.stages;
@@ -84,8 +82,8 @@ void divide_shared_memory(BmmCudaConfig& config, int num_blocks, int wanted_slot
 // Likewise blocks of the matrix; each goes with a stage of either consumer.
 void divide_for_streaming(BmmCudaConfig& config, int num_blocks) {
   config.streams_user = true;
-  config.user_slots = kFewStages / kConsumers;
-  config.stages = kFewStages;
+  config.user_slots = kLeastStages / kConsumers;
+  config.stages = kLeastStages;
   while (config.user_slots < kMaxUserSlots &&
          fits_shared(config, num_blocks, config.user_slots + 1, config.stages)) {
     ++config.user_slots;

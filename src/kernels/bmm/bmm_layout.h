@@ -60,6 +60,7 @@ inline constexpr int kStageBytes = kTileColumns * kBlockR * 2;
 inline constexpr int kStagingRows = 64;  // of P that a consumer stores at a time
 inline constexpr int kStagingBytes = kStagingRows * kTileColumns * 2;
 inline constexpr int kStagingBuffers = 3;  // of each consumer
+inline constexpr int kLeastStages = 6;
 inline constexpr int kMaxStages = 16;
 inline constexpr int kMaxUserSlots = 8;
 inline constexpr int kBarrierBytes =

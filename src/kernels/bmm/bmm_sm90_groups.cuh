@@ -25,7 +25,7 @@ struct Sm90Groups : Sm90Cta<Traits> {
     int first_tiles[device::kMaxUsersOfCta];
     int num_tiles;
   };
-  static_assert(sizeof(Scratch) <= Traits::kUserBlockBytes + kStageBytes +
+  static_assert(sizeof(Scratch) <= Traits::kUserBlockBytes + kLeastStages * kStageBytes +
                                        kConsumers * kStagingBuffers * kStagingBytes);
 
   // By all threads of the CTA.

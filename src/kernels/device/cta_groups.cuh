@@ -14,7 +14,7 @@ template <int kNumThreads>
 struct CtaGroups {
   static constexpr int kWarps = kNumThreads / 32;
   struct Scratch {
-    std::uint16_t users[kMaxCandsOfCta];                    // of the candidates
+    std::uint16_t users[kMaxCandsOfCta];  // of the candidates
     std::uint16_t ranks[kMaxCandsOfCta];  // among those of its user in the warp's share
     std::uint16_t counts_of_warps[kWarps][kMaxUsersOfCta];  // candidates in the warp's share
     std::uint16_t begin[kMaxUsersOfCta];  // of a user's candidates, where they are sorted

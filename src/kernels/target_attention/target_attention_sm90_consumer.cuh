@@ -110,7 +110,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     Softmax softmax;
     ConsumerTile tile{.num_rows = 1};  // and where its Q lies: of the block that comes next
     int q_slot = 0;
-    int left = 0;        // keys of the tile that are not yet multiplied
+    int left = 0;             // keys of the tile that are not yet multiplied
     bool is_pending = false;  // p holds weights that are not yet multiplied with their values
     int accumulate = 0;       // whether those are not the first of their tile
     bool has_next = false;  // the next block of K and the values pending have been seen to be there
@@ -129,12 +129,12 @@ struct Sm90Consumers : Sm90Cta<Traits> {
   }
 
   // NOTE: in the order in which the instructions are first needed: they come from far. The loop
-  // over whole blocks, with the step to the next tile, lies together: a jump out of it costs hundreds
-  // of cycles.
+  // over whole blocks, with the step to the next tile, lies together: a jump out of it costs
+  // hundreds of cycles.
   __device__ __forceinline__ void consume(int number, int thread) const {
     Consumer me{.number = number, .thread = thread};
     if (number == kConsumers - 1) pass_turn(number);  // the first turn is consumer 0's
-    while (true) {  // nothing is pending
+    while (true) {                                    // nothing is pending
       if (is_done(me)) take_tile(me);
       if (me.tile.num_keys == 0) break;
       if (me.tile.num_rows == 0) {
@@ -259,8 +259,7 @@ struct Sm90Consumers : Sm90Cta<Traits> {
     int limit[2] = {me.left, me.left};
     if (has_limits) {
       for (int half = 0; half < 2; ++half) {
-        limit[half] -=
-            me.tile.num_keys - shared.limits[me.number][me.q_slot][row_of(thread, half)];
+        limit[half] -= me.tile.num_keys - shared.limits[me.number][me.q_slot][row_of(thread, half)];
       }
     }
     Softmax::mask(s, limit, thread);

@@ -127,8 +127,12 @@ struct Sm90Traits {
   static constexpr int kStages = kHeadDim <= 64 ? 6 : 2;         // blocks of K, and of V
   static constexpr int kNumThreads = (kConsumers + 1) * kThreads;
   // Registers of a thread after they are shared out anew: no more than the launch has.
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 144 : kHeadDim == 128 && !kHasOwnRows ? 224 : 216;
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 80 : kHeadDim == 128 && !kHasOwnRows ? 56 : 72;
+  static constexpr int kConsumerRegisters = kConsumers == 3                   ? 144
+                                            : kHeadDim == 128 && !kHasOwnRows ? 224
+                                                                              : 216;
+  static constexpr int kProducerRegisters = kConsumers == 3                   ? 80
+                                            : kHeadDim == 128 && !kHasOwnRows ? 56
+                                                                              : 72;
   static constexpr int kLaunchRegisters = 65536 / kNumThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
                 (kConsumers + 1) * kLaunchRegisters);

@@ -12,7 +12,7 @@ inline RowBox own_box_of(const TargetAttentionParams& own) {
   const int group = own.num_heads / own.num_kv_heads;
   const int heads = std::gcd(group, kRowsOfConsumer);
   const int queries = heads == group ? kRowsOfConsumer / heads : 1;
-  return has_row_strides(own) && heads * queries >= 8 ? RowBox{heads, queries} : RowBox{};
+  return has_row_strides(own) && heads * queries >= 8 ? RowBox{heads, queries, 1} : RowBox{};
 }
 
 template <typename Traits>

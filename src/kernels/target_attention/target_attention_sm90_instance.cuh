@@ -27,11 +27,13 @@ CUtensorMap make_history_map(const void* data, const std::array<std::int64_t, 4>
       "ikbo::target_attention");
 }
 
-// Rows of a user that follow each other in this many from any multiple of it on lie in one
-// candidate and in a box of heads and queries; 0 where that is fewer than a swizzle pattern's 8.
+// Rows that move together. Either of one candidate, a swizzle pattern's 8 or more of them: from any
+// multiple of their number on, rows of a user lie in such a box. Or all of a consumer, of
+// candidates that have few rows and follow each other in the batch.
 struct RowBox {
   int heads = 0;
   int queries = 0;
+  int candidates = 0;  // 0: there is no such box
 };
 // The copy engine needs strides above zero.
 inline bool has_row_strides(const TargetAttentionParams& p) {
@@ -41,8 +43,10 @@ inline RowBox row_box_of(const TargetAttentionParams& p) {
   const int group = p.num_heads / p.num_kv_heads;
   const int heads = std::gcd(group, kRowsOfConsumer);
   const int queries = heads == group ? std::gcd(p.num_queries, kRowsOfConsumer / heads) : 1;
-  const bool has_rows = p.num_candidates > 0 && p.num_queries > 0;
-  return has_rows && has_row_strides(p) && heads * queries >= 8 ? RowBox{heads, queries} : RowBox{};
+  if (p.num_candidates == 0 || p.num_queries == 0 || !has_row_strides(p)) return {};
+  if (heads * queries >= 8) return {heads, queries, 1};
+  const bool is_whole = heads == group && queries == p.num_queries;
+  return is_whole ? RowBox{heads, queries, kRowsOfConsumer / (heads * queries)} : RowBox{};
 }
 
 template <typename Traits>
@@ -53,7 +57,7 @@ CUtensorMap make_row_map(const void* data, const std::array<std::int64_t, 4>& st
                         .dtype = p.dtype,
                         .extent = {p.head_dim, p.num_heads, p.num_queries, p.num_candidates},
                         .stride = {stride[2], stride[1], stride[0]},
-                        .box = {Traits::kChunkColumns, box.heads, box.queries, 1}},
+                        .box = {Traits::kChunkColumns, box.heads, box.queries, box.candidates}},
       "ikbo::target_attention");
 }
 
@@ -67,8 +71,8 @@ void fill_params(const Sm90Launch& launch, const WorkspaceLayout& layout, bool g
   params.k = make_history_map<Traits>(p.k, p.stride_k, p);
   params.v = make_history_map<Traits>(p.v, p.stride_v, p);
   const RowBox box = row_box_of(p);
-  const int box_rows = box.heads * box.queries;
-  if (box_rows > 0) {
+  const int box_rows = box.candidates == 1 ? box.heads * box.queries : 0;
+  if (box.candidates > 0) {
     const std::int64_t out_row = std::int64_t{p.num_heads} * p.head_dim;
     params.q = make_row_map<Traits>(p.q, p.stride_q, box, p);
     params.out =
@@ -97,6 +101,7 @@ void fill_params(const Sm90Launch& launch, const WorkspaceLayout& layout, bool g
       .num_kv_heads = p.num_kv_heads,
       .group = p.num_heads / p.num_kv_heads,
       .box_rows = box_rows,
+      .moves_runs = box.candidates > 1,
       .divide_by_box = device::FastDivide(std::max(box_rows, 1)),
       .divide_by_group = device::FastDivide(p.num_heads / p.num_kv_heads),
       .divide_by_queries = device::FastDivide(std::max(p.num_queries, 1)),

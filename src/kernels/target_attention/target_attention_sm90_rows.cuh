@@ -124,6 +124,19 @@ struct Sm90Rows : Sm90Cta<Traits> {
     return operands.divide_by_box(rows_of(at.tile, consumer) + beyond);
   }
 
+  // Whether the consumer's rows are those of candidates that follow each other in the batch.
+  __device__ __forceinline__ bool is_run(const TileAt& at, int consumer) const {
+    if (!params.args.moves_runs || this->is_own(at.tile)) return false;
+    const int first_row = first_row_of(at, consumer);
+    const int last = rows_of(at.tile, consumer) - 1;
+    if (last < 0) return false;
+    const auto number_of = [&](int row) {  // of its candidate, among the user's
+      return params.args.divide_by_queries(params.args.divide_by_group(row));
+    };
+    return row_at(at, first_row + last).cand - row_at(at, first_row).cand ==
+           number_of(first_row + last) - number_of(first_row);
+  }
+
   // Number of the consumer's first row among the partial results.
   __device__ __forceinline__ int partial_row(const TileAt& at, int consumer) const {
     return (at.number * params.args.num_kv_heads + at.kv_head) * Traits::kTileRows +
@@ -250,6 +263,7 @@ struct Sm90Rows : Sm90Cta<Traits> {
 
   __device__ __forceinline__ void load_query_rows(const TileAt& at, int consumer,
                                                   const QueryRing& ring, int lane) const {
+    if (is_run(at, consumer)) return load_query_run(at, consumer, ring, lane);
     const bool has_rows = rows_of(at.tile, consumer) > 0;
     if (has_rows) {
       const Operands operands = operands_of(at.tile);
@@ -270,6 +284,26 @@ struct Sm90Rows : Sm90Cta<Traits> {
     }
     __syncwarp();
     device::mbarrier_arrive(address(shared.full_q[consumer][slot]));
+  }
+
+  // Behind its last row there are those of candidates of another user, or zeros: rows that nobody
+  // reads.
+  __device__ __forceinline__ void load_query_run(const TileAt& at, int consumer,
+                                                 const QueryRing& ring, int lane) const {
+    const int slot = ring.slot;
+    const int first_cand = row_at(at, first_row_of(at, consumer)).cand;
+    device::mbarrier_wait(address(shared.empty_q[consumer][slot]), ring.phase ^ 1);
+    announce(at, consumer, slot, lane);
+    __syncwarp();
+    const std::uint32_t full = address(shared.full_q[consumer][slot]);
+    if (lane > 0) return device::mbarrier_arrive(full);
+    device::mbarrier_arrive_expect_bytes(full, Traits::kQueryBytes);
+#pragma unroll 1
+    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+      device::tma_load_4d(address(shared.q[consumer][slot]) + chunk * Traits::kQueryChunkBytes,
+                          &params.q, full, chunk * Traits::kChunkColumns,
+                          at.kv_head * params.args.group, 0, first_cand);
+    }
   }
 
   // Rows from `rows` on are zeros. NOTE: read from the first one's place by all CTAs at once, they
@@ -360,7 +394,10 @@ struct Sm90Rows : Sm90Cta<Traits> {
     const std::uint32_t s_tile = address(shared.q[consumer][ring.slot]);
     const int rows = rows_of(at.tile, consumer);
     if (has_box) store_box(s_tile, box, operands_of(at.tile).out_map);
-    if (!comes_in_boxes) {
+    if (rows == kRowsOfConsumer && is_run(at, consumer)) {
+      box.at = row_at(at, first_row_of(at, consumer));
+      if (lane == 0) store_box(s_tile, box, &params.out);
+    } else if (!comes_in_boxes) {
       store_rows(s_tile, static_cast<unsigned>(rows), lane);
       // The copy engine may be the next to write here.
       if (Traits::kHasOwnRows) device::fence_smem_to_async();

@@ -34,8 +34,9 @@ struct Sm90Args {
   int num_queries;
   int num_heads;
   int num_kv_heads;
-  int group;     // heads of a kv head
-  int box_rows;  // 0: rows move one by one
+  int group;        // heads of a kv head
+  int box_rows;     // 0: rows move one by one, but for
+  bool moves_runs;  // a consumer's candidates that follow each other in the batch: in one box
   device::FastDivide divide_by_box;
   device::FastDivide divide_by_group;
   device::FastDivide divide_by_queries;
@@ -74,7 +75,7 @@ struct GroupsOfCta {
 struct Sm90Params {
   CUtensorMap k;  // (d, s, kv head, history)
   CUtensorMap v;
-  CUtensorMap q;  // (d, head, query, candidate), in boxes of box_rows rows
+  CUtensorMap q;  // (d, head, query, candidate), in boxes of box_rows rows or of a run
   CUtensorMap out;
   Sm90Args args;
 };

@@ -39,10 +39,13 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     if (!cta.is_async()) device::prefetch_tensor_map(&params.b);
     if (params.args.store == BmmStore::kTma) device::prefetch_tensor_map(&params.out);
   }
+  using Groups = Sm90Groups<Traits>;
+  if (params.args.groups_in_each_cta) {
+    Groups::begin(params.args, reinterpret_cast<typename Groups::Scratch&>(s_raw));
+  }
   __syncthreads();
   if (params.args.groups_in_each_cta) {
-    const Sm90Groups<Traits> groups{cta};
-    groups.group(reinterpret_cast<typename Sm90Groups<Traits>::Scratch&>(s_raw));
+    Groups::group(params.args);
   } else {
     device::grid_dependency_wait();  // for the list of tiles
   }

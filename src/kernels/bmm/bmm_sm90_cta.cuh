@@ -61,17 +61,21 @@ struct Sm90Cta {
 
   // A CTA's share of all tiles: neighbours, those of the first tile of P first.
   struct Share {
-    std::int64_t count;
+    int count;
     int tile_p;  // of the first one
     int index;
   };
-  __device__ __forceinline__ static Share share_of_cta(int num_tiles, int num_tiles_p) {
-    const std::int64_t all = std::int64_t{num_tiles} * num_tiles_p;
-    const std::int64_t begin = all * blockIdx.x / gridDim.x;
-    const std::int64_t count = all * (blockIdx.x + 1) / gridDim.x - begin;
+  __device__ __forceinline__ static Share share_of_cta(int num_tiles, int num_tiles_p,
+                                                       const device::FastDivide& divide_by_ctas) {
+    const int all = num_tiles * num_tiles_p;
+    const int cta = static_cast<int>(blockIdx.x);
+    const int least = divide_by_ctas(all);
+    const int more = all - least * static_cast<int>(gridDim.x);  // CTAs that have one more
+    const int count = least + (cta < more ? 1 : 0);
     if (count == 0) return {};
-    const int tile_p = static_cast<int>(begin / num_tiles);
-    return {count, tile_p, static_cast<int>(begin - std::int64_t{tile_p} * num_tiles)};
+    const int begin = least * cta + min(cta, more);
+    const int tile_p = begin / num_tiles;
+    return {count, tile_p, begin - tile_p * num_tiles};
   }
 
   struct TileAt {
@@ -86,7 +90,7 @@ struct Sm90Cta {
    public:
     __device__ __forceinline__ explicit TileCursor(const Sm90Args& args)
         : tiles_(args.tiles), num_tiles_(*args.num_tiles) {
-      const Share share = share_of_cta(num_tiles_, args.num_tiles_p);
+      const Share share = share_of_cta(num_tiles_, args.num_tiles_p, args.divide_by_ctas);
       left_ = share.count;
       if (left_ == 0) return;
       tile_p_ = share.tile_p;

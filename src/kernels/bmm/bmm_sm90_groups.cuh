@@ -11,9 +11,7 @@
 namespace ikbo::bmm_impl {
 
 template <typename Traits>
-struct Sm90Groups : Sm90Cta<Traits> {
-  using Cta = Sm90Cta<Traits>;
-  using Cta::params;
+struct Sm90Groups {
   static constexpr int kNumThreads = Traits::kNumThreads;
   using Groups = device::CtaGroups<kNumThreads>;
 
@@ -28,59 +26,80 @@ struct Sm90Groups : Sm90Cta<Traits> {
   static_assert(sizeof(Scratch) <= Traits::kUserBlockBytes + kLeastStages * kStageBytes +
                                        kConsumers * kStagingBuffers * kStagingBytes);
 
-  // By all threads of the CTA.
+  // By all threads of the CTA, before its first barrier.
+  __device__ __forceinline__ static void begin(const Sm90Args& a, Scratch& s_scratch) {
+    groups_of(s_scratch, a.cand_to_user, a.num_users, a.num_candidates).clear();
+  }
+
+  // By all threads of the CTA, after its first barrier.
+  __device__ __forceinline__ static void group(const Sm90Args& a) {
+    list_tiles(a.cand_to_user, a.num_users, a.num_candidates, a.n, a.divide_by_n, a.num_tiles_p,
+               a.divide_by_ctas, a.num_tiles, a.tiles, a.grouped_cands);
+  }
+
+ private:
+  __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
+
+  __device__ __forceinline__ static Groups groups_of(Scratch& scratch,
+                                                     const std::int32_t* cand_to_user,
+                                                     int num_users, int num_candidates) {
+    return {.scratch = scratch.groups,
+            .cand_to_user = cand_to_user,
+            .num_users = num_users,
+            .num_candidates = num_candidates};
+  }
+
+  // Writes what this CTA reads again: its tiles and their candidates, a warp a tile. CTAs that have
+  // a tile or a candidate in common write the same.
   // NOTE: inlined, its branches could make the compiler keep the consumers' loop in registers of
-  // each thread instead of those of the warp.
-  __device__ __noinline__ void group(Scratch& s_scratch) const {
-    const Sm90Args& a = params.args;
-    const Groups groups{.scratch = s_scratch.groups,
-                        .cand_to_user = a.cand_to_user,
-                        .num_users = a.num_users,
-                        .num_candidates = a.num_candidates};
-    groups.clear();
-    __syncthreads();
-    const bool is_sorted = groups.count(nullptr, nullptr, s_scratch.cands);
-    if (threadIdx.x < 32) {
+  // each thread instead of those of the warp. Arguments go by value: the kernel's own, read through
+  // an address, come from far.
+  __device__ __noinline__ static void list_tiles(const std::int32_t* cand_to_user, int num_users,
+                                                 int num_candidates, int n,
+                                                 device::FastDivide divide_by_n, int num_tiles_p,
+                                                 device::FastDivide divide_by_ctas,
+                                                 std::int32_t* num_tiles_out, Tile* tiles,
+                                                 std::int32_t* grouped_cands) {
+    extern __shared__ __align__(1024) unsigned char s_raw[];
+    auto& lists = *reinterpret_cast<Scratch*>(s_raw);
+    const Groups groups = groups_of(lists, cand_to_user, num_users, num_candidates);
+    const bool is_sorted = groups.count(nullptr, nullptr, lists.cands);
+    if (thread() < 32) {
       device::place_tiles(
-          a.num_users, [&](int u) { return groups.count_of(u); }, [](int i) { return i; },
-          [&](int candidates) { return (candidates * a.n + kTileColumns - 1) / kTileColumns; },
-          s_scratch.first_cands, s_scratch.first_tiles, s_scratch.num_tiles);
+          num_users, [&](int u) { return groups.count_of(u); }, [](int i) { return i; },
+          [&](int candidates) { return (candidates * n + kTileColumns - 1) / kTileColumns; },
+          lists.first_cands, lists.first_tiles, lists.num_tiles);
     }
     if (!is_sorted) {
       __syncthreads();
-      groups.list(s_scratch.first_cands, s_scratch.cands);
+      groups.list(lists.first_cands, lists.cands);
     }
     __syncthreads();
-    write_share(s_scratch);
+    const int num_tiles = lists.num_tiles;
+    const auto share = Sm90Cta<Traits>::share_of_cta(num_tiles, num_tiles_p, divide_by_ctas);
+    const int count = min(share.count, num_tiles);
+    const int lane = thread() % 32;
+    if (thread() == 0) *num_tiles_out = num_tiles;
+#pragma unroll 1
+    for (int i = thread() / 32; i < count; i += kNumThreads / 32) {
+      const int index = share.index + i - (share.index + i >= num_tiles ? num_tiles : 0);
+      const Tile tile = tile_at(lists, index, num_users, n);
+      if (lane == 0) tiles[index] = tile;
+      const int first = tile.first_cand + divide_by_n(tile.first_column);
+      const int last = tile.first_cand + divide_by_n(tile.first_column + tile.num_columns - 1);
+#pragma unroll 1
+      for (int c = first + lane; c <= last; c += 32) grouped_cands[c] = lists.cands[c];
+    }
     device::fence_smem_to_async();
     __syncthreads();
   }
 
- private:
-  // What this CTA reads again: its tiles and their candidates, a warp a tile. CTAs that have a tile
-  // or a candidate in common write the same.
-  __device__ __forceinline__ void write_share(const Scratch& scratch) const {
-    const Sm90Args& a = params.args;
-    const int num_tiles = scratch.num_tiles;
-    const auto share = Cta::share_of_cta(num_tiles, a.num_tiles_p);
-    const int count = share.count < num_tiles ? static_cast<int>(share.count) : num_tiles;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (threadIdx.x == 0) *a.num_tiles = num_tiles;
-    for (int i = static_cast<int>(threadIdx.x) / 32; i < count; i += kNumThreads / 32) {
-      const int index = share.index + i - (share.index + i >= num_tiles ? num_tiles : 0);
-      const Tile tile = tile_at(scratch, index);
-      if (lane == 0) a.tiles[index] = tile;
-      const int first = tile.first_cand + a.divide_by_n(tile.first_column);
-      const int last = tile.first_cand + a.divide_by_n(tile.first_column + tile.num_columns - 1);
-      for (int c = first + lane; c <= last; c += 32) a.grouped_cands[c] = scratch.cands[c];
-    }
-  }
-
-  __device__ __forceinline__ Tile tile_at(const Scratch& scratch, int index) const {
-    const int user = device::last_not_above(scratch.first_tiles, params.args.num_users, index);
-    const int first_cand = scratch.first_cands[user];
-    const int first_column = (index - scratch.first_tiles[user]) * kTileColumns;
-    const int columns = (scratch.first_cands[user + 1] - first_cand) * params.args.n;
+  __device__ __forceinline__ static Tile tile_at(const Scratch& lists, int index, int num_users,
+                                                 int n) {
+    const int user = device::last_not_above(lists.first_tiles, num_users, index);
+    const int first_cand = lists.first_cands[user];
+    const int first_column = (index - lists.first_tiles[user]) * kTileColumns;
+    const int columns = (lists.first_cands[user + 1] - first_cand) * n;
     return {.user = user,
             .first_cand = first_cand,
             .first_column = first_column,

@@ -101,6 +101,7 @@ void launch_typed(const Sm90Launch& launch) {
                  .r = p.r,
                  .n = p.n,
                  .divide_by_n = device::FastDivide(p.n),
+                 .divide_by_ctas = device::FastDivide(launch.num_sms),
                  .num_tiles_p = (p.p + Traits::kTileP - 1) / Traits::kTileP,
                  .num_blocks = num_blocks,
                  .last_steps = (p.r - (num_blocks - 1) * kBlockR + 15) / 16,

@@ -28,6 +28,7 @@ struct Sm90Args {
   int r;
   int n;
   device::FastDivide divide_by_n;
+  device::FastDivide divide_by_ctas;
   int num_tiles_p;
   int num_blocks;  // of R
   int last_steps;  // steps of 16 in the last of them

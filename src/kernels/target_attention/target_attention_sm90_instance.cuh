@@ -101,7 +101,8 @@ void fill_params(const Sm90Launch& launch, const WorkspaceLayout& layout, bool g
       .num_kv_heads = p.num_kv_heads,
       .group = p.num_heads / p.num_kv_heads,
       .box_rows = box_rows,
-      .moves_runs = box.candidates > 1,
+      // A CTA's own list has the candidates of a user in the order of the batch.
+      .moves_runs = box.candidates > 1 && groups_in_cta,
       .divide_by_box = device::FastDivide(std::max(box_rows, 1)),
       .divide_by_group = device::FastDivide(p.num_heads / p.num_kv_heads),
       .divide_by_queries = device::FastDivide(std::max(p.num_queries, 1)),

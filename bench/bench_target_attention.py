@@ -11,6 +11,8 @@ varlen_flash     PyTorch's varlen_attn over lengths of queries and histories: so
 triton, tlx      the public fused kernels (package ``fbgemm_ikbo`` where it is installed): sorted
                  candidates and a full history; tlx takes candidates in pairs
 fa4, varlen_fa4  FlashAttention-4 (package ``flash_attn``), as packed_cudnn and as varlen_flash
+copy             where each candidate has one query and few share a user: a copy that moves the
+                 compulsory bytes, as TFLOP/s of the operator in the same time
 
 In ``ragged`` cases candidates are shuffled, their counts follow Zipf's law, and lengths of
 histories are log-normal with mean S, up to 4 S. ``ours_replayed`` is the call as a CUDA graph,
@@ -87,6 +89,7 @@ def cases() -> list[Case]:
     ]
     grid += [Case(1024, 1024, 2), Case(1024, 2000, 2000, 4, 8), Case(64, 4096, 64, 2, 16)]
     grid += [Case(16384, b, b, 4, 1) for b in (1, 8, 64)]
+    grid += [Case(2048, 64, 1, 8, 1), Case(2048, 512, 8, 4, 1), Case(1024, 2048, 16, 4, 1)]
     return grid
 
 
@@ -273,13 +276,17 @@ def measure(case: Case, public: list[str], limits: Limits) -> dict[str, Any]:
         lambda out: out[rows],
     )
     ours_replayed = replayed({"ours": contestants["ours"]})["ours"]
+    sizes = {**dataclasses.asdict(case), "U": case.num_users, "H_kv": case.H}
+    cost = cost_of("target_attention", sizes, t.q.dtype)
+    if case.Q == 1 and case.ratio <= 64:
+        moved = torch.zeros(cost.unique_bytes // 2, dtype=torch.int8, device="cuda")
+        target = torch.empty_like(moved)
+        contestants["copy"] = lambda: target.copy_(moved)
     flops = useful_flops(case, t)
     rates: dict[str, Any] = {
         name: time if isinstance(time, str) else flops / time * 1e-9
         for name, time in timed(contestants | {"ours_replayed": ours_replayed}).items()
     }
-    sizes = {**dataclasses.asdict(case), "U": case.num_users, "H_kv": case.H}
-    cost = cost_of("target_attention", sizes, t.q.dtype)
     floor = limits.floor(dataclasses.replace(cost, flops=int(flops)))
     return {
         "case": case_of_row(case),

@@ -32,16 +32,14 @@ struct CtaGroups {
     for (int u = thread(); u < num_users; u += kNumThreads) scratch.begin[u] = scratch.end[u] = 0;
   }
 
-  // Counts the candidates of each user, and lists them in `cands` where they are sorted by user,
-  // which it returns; a barrier of the CTA is passed since. Raises `longest` of each user to the
-  // `lengths` of its candidates, where there are any.
+  // Counts the candidates of each user and raises `longest` to the largest of their `lengths`,
+  // where there are any. Whether they are sorted by user: then they are listed in `cands`, too.
   __device__ __forceinline__ bool count(const std::int32_t* lengths, int* longest,
                                         std::uint16_t* cands) const {
     const bool is_sorted = __syncthreads_and(load_users(lengths, longest, cands) ? 1 : 0) != 0;
     if (is_sorted) return true;
     rank_share();
     __syncthreads();
-#pragma unroll 1
     for (int u = thread(); u < num_users; u += kNumThreads) sum_up(u);
     __syncthreads();
     return false;

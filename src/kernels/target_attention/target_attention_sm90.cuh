@@ -22,7 +22,8 @@
 #include "kernels/target_attention/target_attention_sm90_consumer.cuh"
 #include "kernels/target_attention/target_attention_sm90_groups.cuh"
 #include "kernels/target_attention/target_attention_sm90_history.cuh"
-#include "kernels/target_attention/target_attention_sm90_rows.cuh"
+#include "kernels/target_attention/target_attention_sm90_outputs.cuh"
+#include "kernels/target_attention/target_attention_sm90_queries.cuh"
 
 namespace ikbo::target_attention_impl {
 
@@ -63,16 +64,15 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
     const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const Sm90History<Traits> history{cta};
-    const Sm90Rows<Traits> rows{cta};
     if (warp == 0 && lane == 0) history.load_keys_and_values();
     if (warp == 1) {
       history.clear_stray_rows(lane);
       if constexpr (Traits::kHasOwnRows) Sm90AbsentRows<Traits>{cta}.fill(lane);
     }
-    if (warp == 2) rows.load_queries(lane);
+    if (warp == 2) Sm90Queries<Traits>{cta}.load_queries(lane);
     if (warp == 3) {
       publish_groups(cta, lane);
-      rows.store_outputs(lane);
+      Sm90Outputs<Traits>{cta}.store_outputs(lane);
     }
   } else {
     device::registers_increase<Traits::kConsumerRegisters>();

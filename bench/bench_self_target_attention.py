@@ -34,8 +34,8 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import ikbo
 from ikbo.testing.bench_cuda import (
     Limits,
-    ResultFile,
     checked,
+    chosen,
     measured_limits,
     parser_of,
     replayed,
@@ -43,27 +43,17 @@ from ikbo.testing.bench_cuda import (
     timed,
     without_oversized,
 )
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import TIMING, cuda_sources
 from ikbo.testing.cost import cost_of
 
-SOURCES = [
-    "src/kernels/target_attention/**/*",
-    "src/kernels/device/candidate_groups*",
-    "src/kernels/device/cta_group*",
-    *(f"src/kernels/device/{name}.cuh" for name in ("block_sums", "user_peers")),
-    "src/kernels/device/fast_divide.cuh",
-    *(
-        f"src/kernels/device/ptx_{name}.cuh"
-        for name in ("cp_async", "mbarrier", "mma", "tma", "wgmma", "wgmma_registers")
-    ),
-    "src/kernels/host/launch.h",
-    "src/kernels/host/tensor_map.cpp",
-    "src/torch_ops/self_attention_cuda.cpp",
-    "src/torch_ops/target_attention.cpp",
-    "include/ikbo/*target_attention*.h",
+SOURCES = cuda_sources(
+    "target_attention",
     "bench/bench_self_target_attention.py",
-    "python/ikbo/testing/bench_cuda.py",
-    "python/ikbo/testing/cost.py",
-]
+    "python/ikbo/_self_target_attention.py",
+    "src/torch_ops/self_attention_cuda.cpp",
+    *TIMING,
+)
 
 # (out_user, out_cand)
 Pair = tuple[Tensor, Tensor]
@@ -271,21 +261,14 @@ def case_of_row(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case to run")
-    parser.add_argument("--count", type=int, default=1000, help="cases to run")
-    parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
-    args = parser.parse_args()
+    args = parser_of(__doc__, len(cases())).parse_args()
     limits = measured_limits()
     print(json.dumps(dataclasses.asdict(limits)), flush=True)
     results = ResultFile("self_target_attention", SOURCES, args.output, keep=args.keep)
     begin = time.perf_counter()
-    for number, case in enumerate(cases()):
-        if not args.first <= number < args.first + args.count:
-            continue
+    for number, case in chosen(args, cases()):
         torch.cuda.empty_cache()
-        with torch.inference_mode():
-            row = measure(case, limits)
+        row = measure(case, limits)
         results.add(row, map(case_of_row, cases()))
         spent = time.perf_counter() - begin
         print(f"{number + 1} {spent:.0f} s {case} ours {row['ours']} {row['peers']}", flush=True)

@@ -128,9 +128,13 @@ SCRIPTS = {
     "bench_linear": (["kernels/linear/linear_config.cpp"], ["lce", "packed_weight"]),
     "bench_bmm": (["kernels/host/tensor_map.cpp"], ["lce"]),
     "bench_target_attention": (["torch_ops/attention_args.cpp"], ["lce", "attention_cpu"]),
+    "bench_self_target_attention": (
+        ["torch_ops/self_attention_cuda.cpp", "kernels/device/cta_groups.cuh"],
+        ["lce", "attention_cpu"],
+    ),
     "bench_generic": (
         ["kernels/lce/lce.cu", "kernels/lce/lce_generic.cu", "torch_ops/expand.cpp"],
-        ["kernels/lce/lce_sm90.cuh", "instances"],
+        ["kernels/lce/lce_sm90.cuh", "lce/instances"],
     ),
     "profile_cuda/lce": (["torch_ops/packed_weight.cpp"], ["linear"]),
     "profile_cuda/target_attention": (["kernels/device/cta_groups.cuh"], ["lce"]),

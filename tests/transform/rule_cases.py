@@ -136,6 +136,19 @@ def _(d: Draw) -> Any:
     return x, d.const(d.size(), size_of(x, 1), 2), None
 
 
+@takes("linear.tensordot", aten.tensordot.default)
+def _(d: Draw) -> Any:
+    x = d.choose.choice([d.concat(1, [d.size()]), d.user(3, 2), d.cand(2)])
+    k, m = size_of(x, 1), d.size()
+    return d.choose.choice([(x, d.const(k, m), [1], [0]), (x, d.const(m, k), [1], [-1])])
+
+
+@leaves("linear.tensordot", aten.tensordot.default)
+def _(d: Draw) -> Any:  # two axes are summed
+    x = d.concat(1, [3])
+    return x, d.const(size_of(x, 1), 3), [1, 2], [0, 1]
+
+
 for _name in ("relu", "gelu", "silu", "sigmoid"):
     _op = getattr(aten, _name).default
 

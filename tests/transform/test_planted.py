@@ -17,7 +17,6 @@ from ikbo.transform import TransformError, _factor
 from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.forms import (
-    Affine,
     Cand,
     Concat,
     Const,
@@ -27,12 +26,14 @@ from ikbo.transform.forms import (
     Sum,
     User,
 )
+from ikbo.transform.pending import Affine, Cross, Joined, Scaled
 from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
 from ikbo.transform.verify import verify
 from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
-from tests.transform.test_rules import name_of
+from tests.transform.ranking_models import BLOCKS
+from tests.transform.test_rules import find, name_of
 
 aten = torch.ops.aten
 LIMITS = (8, 64)
@@ -121,7 +122,7 @@ def one_head() -> Ranker:
 
 @cache
 def captured(name: str) -> tuple[Ranker, Captured]:
-    make = {"sink": sink, "one_head": one_head}.get(name) or (MODELS | MIXED)[name]
+    make = {"sink": sink, "one_head": one_head}.get(name) or (MODELS | MIXED | BLOCKS)[name]
     ranker = make()
     return ranker, capture(ranker.model, ranker.inputs, ranker.users)
 
@@ -261,6 +262,28 @@ def negated_user(form: Sum) -> Sum:
     return form
 
 
+def added(form: Sum) -> Sum:
+    """The sum instead of the difference."""
+    terms = {"user": form.user, "cand": form.cand}
+    return replace(form, **{side: t.minus or t for side, t in terms.items()})
+
+
+def of_other_users(form: Cross) -> Cross:
+    return replace(form, user=other_users(form.user))
+
+
+def first_part_twice(form: Joined) -> Joined:
+    return replace(form, parts=(form.parts[0], form.parts[0], *form.parts[2:]))
+
+
+def without_gain(form: Scaled) -> Scaled:
+    return replace(form, gain=Cand(torch.ones_like(form.gain.tensor), form.rows))
+
+
+VECTORS, NORMS = "A9-cross_network_of_vectors", "A4-norms_before_layers"
+ROWS_OF_A_HISTORY = "A12-attention_mlp_of_many_rows"
+POOLING = "A13-pooling_in_three_spellings"
+
 PLANTED = [
     Planted("linear.linear", "mlp", after(without_bias)),
     Planted("linear.linear", "tokens", after(other_users)),
@@ -294,6 +317,22 @@ PLANTED = [
     ),
     Planted("chains.spelled_product", "causal_pointwise_attention", after(other_users)),
     Planted("chains.attended", "causal_attention_with_weights", after(other_users)),
+    Planted("linear.tensordot", VECTORS, after(doubled)),
+    Planted("gains.gain", "A9-cross_network_of_linear_layers", after(without_gain)),
+    Planted("gains.outer_gain", VECTORS, after(without_gain)),
+    Planted("gains.scale", "A4-norm_spelled_out", after(without_gain)),
+    Planted("gains.add", VECTORS, after(lambda x: replace(x, shift=None))),
+    Planted("gains.linear", VECTORS, after(doubled)),
+    Planted("gains.rms_norm", NORMS, after(without_gain)),
+    Planted("norms.layer_norm", NORMS, after(lambda x: replace(x, eps=1.0))),
+    Planted("norms.linear", NORMS, before(lambda x, w, b=None: (x, w, None))),
+    Planted("affine.difference", ROWS_OF_A_HISTORY, after(added)),
+    Planted("crosses.cross", ROWS_OF_A_HISTORY, after(of_other_users)),
+    Planted("crosses.contract", POOLING, after(doubled)),
+    Planted("crosses.cat", ROWS_OF_A_HISTORY, after(first_part_twice)),
+    Planted("crosses.linear", ROWS_OF_A_HISTORY, before(lambda x, w, b=None: (x, w, None))),
+    Planted("indexed.product", POOLING, after(doubled)),
+    Planted("indexed.spelled", POOLING, after(doubled)),
     Planted("reduce.sum_", "sink", after(other_users)),
     Planted("reduce.mean", "sink", after(other_users)),
     Planted("reduce.embedding_bag", "sink", after(lambda x: (other_users(x[0]), None, None, None))),
@@ -359,7 +398,7 @@ def test_planted_row_wise_claim_is_caught(op: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_transform_itself_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    (rule,) = RULES[aten.linear.default]
+    rule = find("linear.linear", aten.linear.default)
     monkeypatch.setitem(RULES, aten.linear.default, [after(without_bias)(rule)])
     ranker = MODELS["mlp"]()
     with pytest.raises(TransformError, match="the output at U=1, B=1"):

@@ -7,7 +7,7 @@ import pytest
 
 from ikbo.transform import forms as f
 from ikbo.transform.rules import RULES
-from tests.transform import attention_cases, move_cases  # noqa: F401  (add to the tables)
+from tests.transform import attention_cases, move_cases, pending_cases  # noqa: F401  (tables)
 from tests.transform.random_forms import Draw, assert_same
 from tests.transform.rule_cases import LEAVES, TAKES
 

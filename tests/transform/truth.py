@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured
-from ikbo.transform.forms import Affine, Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
+from ikbo.transform.forms import Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
 from ikbo.transform.interpret import _ASSERTIONS, FactoredModel
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Scaled
 from tests.transform.random_forms import Draw
 
 RESAMPLES = 6
@@ -93,7 +94,9 @@ def _marked(form: Any) -> Any:
         return _marked(form.x)
     if isinstance(form, PerBatch):
         return PerBatch(lambda n: torch.ones_like(form.make(n), dtype=torch.bool))
-    assert isinstance(form, Sum)
+    if isinstance(form, Joined):
+        return replace(form, parts=tuple(_marked(part) for part in form.parts))
+    assert isinstance(form, Sum | Cross | Scaled | Normed)
     sizes = [f.at(d, CANDIDATES) for d in f.shape(form)]
     return Cand(torch.zeros(sizes, dtype=torch.bool), form.rows)
 

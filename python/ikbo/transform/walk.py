@@ -17,12 +17,12 @@ from ikbo.transform import merged, rowwise, scores
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
 from ikbo.transform.forms import (
-    Affine,
     Cand,
     Concat,
     Const,
     Form,
     Merged,
+    Pending,
     PerBatch,
     Product,
     Rows,
@@ -119,7 +119,7 @@ class Walk:
             return torch.cat([self.materialise(part) for part in form.parts], form.axis)
         if isinstance(form, Merged):
             return self.materialise(form.x).flatten(form.axis, form.axis + 1)
-        if isinstance(form, Affine):
+        if isinstance(form, Pending):
             return self.materialise(self.settle(form))
         if isinstance(form, Scores):
             return scores.computed(self, form)
@@ -183,28 +183,9 @@ class Walk:
                 return torch.ops.ikbo.lce(*operands)
             return torch.ops.ikbo.linear(*operands, activation)
 
-    def settle(self, form: Affine) -> Concat:
-        """Computes a pending scale and shift, each part at its own batch."""
-        return self.once("settle", form, lambda: self._settle(form))
-
-    def _settle(self, form: Affine) -> Concat:
-        axis, start, parts = form.x.axis, 0, []
-        for part in form.x.parts:
-            length = f.width(part, axis)
-            for target, vector in (("mul", form.scale), ("add", form.shift)):
-                if vector is not None:
-                    piece = self._along(vector, form.x, start, length)
-                    part = self.apply(getattr(torch.ops.aten, target).Tensor, part, piece)
-            parts.append(part)
-            start += length
-        return Concat(axis, tuple(parts), form.x.rows)
-
-    def _along(self, vector: Const, x: Concat, start: int, length: int) -> Const:
-        trailing = f.rank(x) - x.axis - 1
-        return self.fold(
-            lambda: vector.tensor.narrow(0, start, length).reshape(-1, *[1] * trailing),
-            f"{vector.name}_part",
-        )
+    def settle(self, form: Pending) -> Form:
+        """Computes what is pending."""
+        return self.once("settle", form, lambda: form.settled(self))
 
     # Operators
 
@@ -214,9 +195,9 @@ class Walk:
             result = rule(self, *args, **kwargs)
             if result is not None:
                 return result
-        if any(isinstance(x, Affine) for x in f.leaves((args, kwargs))):
+        if any(isinstance(x, Pending) for x in f.leaves((args, kwargs))):
             settled = f.map_leaves(
-                lambda x: self.settle(x) if isinstance(x, Affine) else x, (args, kwargs)
+                lambda x: self.settle(x) if isinstance(x, Pending) else x, (args, kwargs)
             )
             return self.apply(target, *settled[0], **settled[1])
         pending = scores.followed(self, target, args, kwargs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Form, Rows, User
-from ikbo.transform.rowwise import cut, joined, joint_borders
+from ikbo.transform.parts import cut, joined, joint_borders
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import torch
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Concat, Const, Form
-from ikbo.transform.rowwise import MAX_PIECES, narrow, side_by_side
+from ikbo.transform.parts import narrow, together
+from ikbo.transform.rowwise import MAX_PIECES
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _sides(walk: Walk, x: Concat) -> list[Any]:
     """What is at U and what is not, each as one value."""
     of_user = [part for part in x.parts if f.is_user_only(part)]
     others = [part for part in x.parts if not f.is_user_only(part)]
-    return [side_by_side(walk, parts, x) for parts in (of_user, others)]
+    return [together(walk, parts, x.axis, x.rows) for parts in (of_user, others)]
 
 
 def _places_in_sides(x: Concat) -> list[tuple[int, int]]:
@@ -90,7 +91,7 @@ def _columns(walk: Walk, part: Form, axis: int, inside: list[int], picks: Const)
     """Columns of one part; a range of them is no copy."""
     first, count = inside[0], len(inside)
     if inside == list(range(first, first + count)):
-        return part if count == f.width(part, axis) else narrow(walk, part, axis, first, count)
+        return narrow(walk, part, axis, first, count)
     numbers = walk.fold(
         partial(torch.tensor, inside, device=picks.tensor.device), f"{picks.name}_part"
     )

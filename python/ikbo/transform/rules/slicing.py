@@ -10,7 +10,7 @@ import torch
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Concat, Const, Form, PerBatch, Rows, Size
-from ikbo.transform.rowwise import narrow
+from ikbo.transform.parts import narrow
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def _range(walk: Walk, x: Concat, lo: int, hi: int) -> Form:
         width = f.width(part, x.axis)
         first, last = max(lo - start, 0), min(hi - start, width)
         if first < last:
-            whole = (first, last) == (0, width)
-            parts.append(part if whole else narrow(walk, part, x.axis, first, last - first))
+            parts.append(narrow(walk, part, x.axis, first, last - first))
         start += width
     return parts[0] if len(parts) == 1 else walk.apply(aten.cat.default, parts, x.axis)
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import BATCH, Cand, Concat, Rows, Size, Sum, User
+from ikbo.transform.forms import BATCH, Cand, Concat, Const, Rows, Size, Sum, User
 from ikbo.transform.pending import Cross, Normed, Scaled
 from tests.transform.random_forms import Draw
-from tests.transform.rule_cases import leaves, takes
+from tests.transform.rule_cases import leaves, size_of, takes
 
 aten = torch.ops.aten
 T = 4
@@ -334,3 +334,157 @@ def _(d: Draw) -> Any:  # a large mean that both sides have
 def _(d: Draw) -> Any:
     x = d.concat(1, [])
     return x, d.const(2, f.shape(x)[-1]), None
+
+
+# pairs
+
+
+def crossed(d: Draw, *, symmetric: bool = True) -> Any:
+    """Dot products of all pairs of five fields."""
+    parts = [d.user(1, 3), d.cand(2, 3), d.user(1, 3), d.shared(1, 3)]
+    d.choose.shuffle(parts)
+    walk, x = d.walk(), d.choose.choice([d.concat(1, [3], [2, 3]), Concat(1, tuple(parts), Rows())])
+    y = x if symmetric else d.concat(1, [3], [3, 2])
+    return walk.apply(aten.matmul.default, x, walk.apply(aten.transpose.int, y, 1, 2))
+
+
+@takes("pairs.dots", aten.index.Tensor)
+def _(d: Draw) -> Any:
+    x = crossed(d, symmetric=d.choose.random() < 0.7)
+    pairs = [(i, j) for i in range(-5, 5) for j in range(5)]
+    some = d.choose.choice(
+        [[(i, j) for i in range(5) for j in range(i)], d.choose.sample(pairs, 9)]
+    )
+    rows, columns = zip(*some, *[(i, i) for i in range(5)], strict=True)
+    return x, [None, Const(torch.tensor(rows)), Const(torch.tensor(columns))]
+
+
+@leaves("pairs.dots", aten.index.Tensor)
+def _(d: Draw) -> Any:
+    picks = Const(torch.tensor([0, 4]))
+    bigger = d.walk().apply(aten.mul.Tensor, crossed(d), 2.0)
+    return d.choose.choice(
+        [(crossed(d), [None, picks]), (bigger, [None, picks, picks]), (d.cand(5, 5), [None, picks])]
+    )
+
+
+def fields(d: Draw, axis: int) -> Any:
+    x = d.concat(1, [3], [2, 3])
+    return d.walk().apply(aten.unsqueeze.default, x, 3 - axis)
+
+
+@takes("pairs.all_pairs", aten.view.default)
+def _(d: Draw) -> Any:
+    grid = d.walk().apply(aten.mul.Tensor, fields(d, 1), fields(d, 2))
+    return d.choose.choice(
+        [(crossed(d), [BATCH, 25]), (crossed(d), [BATCH, -1]), (grid, [BATCH, 25, 3]),
+         (grid, [-1, 25, 3])]
+    )  # fmt: skip
+
+
+@leaves("pairs.all_pairs", aten.view.default)
+def _(d: Draw) -> Any:
+    grid = d.walk().apply(aten.mul.Tensor, fields(d, 1), fields(d, 2))
+    return d.choose.choice([(grid, [BATCH, 5, 15]), (d.cand(5, 5), [BATCH, 25])])
+
+
+@takes("pairs.outer", aten.mul.Tensor)
+def _(d: Draw) -> Any:
+    return tuple(d.choose.sample([fields(d, 1), fields(d, 2)], 2))
+
+
+@leaves("pairs.outer", aten.mul.Tensor)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [(fields(d, 1), fields(d, 1)), (d.concat(1, [4], [2, 2]), d.concat(2, [4], [2, 2]))]
+    )
+
+
+@takes("pairs.spelled_outer", aten.einsum.default)
+def _(d: Draw) -> Any:
+    pair = [d.concat(1, [3], [2, 3]), d.concat(1, [3], [1, 4])]
+    return d.choose.choice(["bhd,bmd->bhmd", "bhd, bmd -> bhmd", "bhd,bmd->bdhm"]), pair
+
+
+@leaves("pairs.spelled_outer", aten.einsum.default)
+def _(d: Draw) -> Any:  # a letter is summed; one side is no concatenation
+    pair = [d.concat(1, [3], [2, 3]), d.concat(1, [3], [1, 4])]
+    return d.choose.choice([("bhd,bmd->bhm", pair), ("bhd,bmd->bhmd", [pair[0], d.cand(5, 3)])])
+
+
+# products with rows of both sides
+
+
+@takes("indexed.product_of_rows", aten.matmul.default)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [
+            (d.concat(1, [3]), d.cand(3, 2)),
+            (d.cand(2, 3), d.concat(2, [3])),
+            (d.concat(1, [3]), Sum(d.user(3, 2), d.cand(3, 2), Rows())),
+            (d.concat(2, [2, 3]), d.cand(2, 3, 2)),
+        ]
+    )
+
+
+@leaves("indexed.product_of_rows", aten.matmul.default)
+def _(d: Draw) -> Any:
+    return d.choose.choice(
+        [(d.concat(1, [3]), d.user(3, 2)), (d.concat(2, [3], [2, 2]), d.cand(4, 2))]
+    )
+
+
+@takes("indexed.product_over_rows", aten.matmul.default)
+def _(d: Draw) -> Any:
+    x, y = d.concat(1, [3]), d.concat(2, [3])
+    return d.choose.choice([(d.cand(2, size_of(x, 1)), x), (y, d.cand(size_of(y, 2), 2))])
+
+
+@leaves("indexed.product_over_rows", aten.matmul.default)
+def _(d: Draw) -> Any:
+    return d.cand(2, 3), d.concat(2, [3])
+
+
+# reductions, picks
+
+
+for _name, _op in (
+    ("amax", aten.amax.default), ("amin", aten.amin.default), ("logsumexp", aten.logsumexp.default),
+):  # fmt: skip
+
+    @takes(f"reduce.{_name}_", _op)
+    def _(d: Draw) -> Any:
+        x = d.concat(1, [d.size()])
+        return x, d.choose.choice([[1], [1, 2], [-2]]), d.choose.random() < 0.5
+
+    @leaves(f"reduce.{_name}_", _op)
+    def _(d: Draw) -> Any:
+        return d.concat(1, [2]), d.choose.choice([[2], [0, 1]])
+
+
+for _name in ("max", "min"):
+    _op = getattr(aten, _name).dim
+
+    @takes(f"reduce.{_name}_and_places", _op)
+    def _(d: Draw) -> Any:
+        return d.concat(1, [d.size()]), d.choose.choice([1, -2]), d.choose.random() < 0.5
+
+    @leaves(f"reduce.{_name}_and_places", _op)
+    def _(d: Draw) -> Any:
+        return d.concat(1, [2]), 2
+
+
+@takes("picks.gather", aten.gather.default)
+def _(d: Draw) -> Any:
+    x = d.user(5, 3)
+    picks = Cand(torch.randint(0, 5, (d.num_candidates, 2, 1), generator=d.generator), Rows())
+    wide = Cand(picks.tensor.expand(-1, -1, 3), Rows(), spread=picks)
+    other = Cand(torch.randint(0, 3, (d.num_candidates, 4, 2), generator=d.generator), Rows())
+    flat = Cand(torch.randint(0, 4, (d.num_candidates, 6), generator=d.generator), Rows())
+    return d.choose.choice([(x, 1, picks), (x, 1, wide), (x, -1, other), (d.user(4), 1, flat)])
+
+
+@leaves("picks.gather", aten.gather.default)
+def _(d: Draw) -> Any:
+    picks = User(torch.randint(0, 5, (d.num_users, 2), generator=d.generator), Rows())
+    return d.choose.choice([(d.user(5), 1, picks), (d.cand(5), 1, picks)])

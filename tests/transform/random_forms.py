@@ -23,7 +23,7 @@ from ikbo.transform.forms import (
     Sum,
     User,
 )
-from ikbo.transform.pending import Affine, Cross, Joined, Normed, Scaled
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Scaled
 from ikbo.transform.scores import run
 from ikbo.transform.walk import Walk
 
@@ -168,6 +168,8 @@ class Draw:
             weight, bias = (None if v is None else v.tensor for v in (form.weight, form.bias))
             sizes = value.shape[-1:]
             return torch.nn.functional.layer_norm(value, sizes, weight, bias, form.eps)
+        if isinstance(form, Outer):
+            return self.meaning(form.p) * self.meaning(form.q)
         if isinstance(form, Joined):
             value = torch.cat([self.meaning(part) for part in form.parts], -1)
             dims = f.shape(form) if form.view is None else form.view

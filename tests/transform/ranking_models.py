@@ -194,6 +194,52 @@ def pooling_of_own_rows() -> Block:
     return Block(OfTwo(forward), (history(), history()), ("user",), 2 * T * D)
 
 
+KU, KC = 6, 4
+
+
+def two() -> tuple[Tensor, Tensor]:
+    return floats(KU), floats(KC)
+
+
+class Experts(nn.Module):
+    """A mixture of experts, a gate and a tower for each task; a scalar gate of users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        k = KU + KC
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(k, 5), nn.ReLU()) for _ in range(3))
+        self.gates = nn.ModuleList(nn.Linear(k, 3, bias=task == 0) for task in range(2))
+        self.own = nn.Sequential(nn.Linear(KU, 5), nn.Sigmoid())
+        self.towers = nn.ModuleList(nn.Linear(5, 1) for _ in range(2))
+
+    def forward(self, user: Tensor, item: Tensor) -> list[Tensor]:
+        x = torch.cat([user, item], dim=1)
+        experts = torch.cat([expert(x).unsqueeze(1) for expert in self.experts], dim=1)
+        outs = []
+        for gate, tower in zip(self.gates, self.towers, strict=True):
+            weights = gate(x).softmax(dim=1).unsqueeze(1)
+            pooled = torch.bmm(weights, experts).squeeze(1)
+            outs.append(tower(pooled * self.own(user)).sigmoid())
+        return outs
+
+
+@block("A20")
+def mixture_of_experts() -> Block:
+    flops = 3 * 2 * KC * 5 + 2 * 2 * KC * 3 + 2 * 2 * 3 * 5 + 2 * 2 * 5
+    at_users = ("aten.linear.default", "aten.sigmoid.default")
+    return Block(Experts(), two(), ("user",), flops, at_users)
+
+
+@near_miss("A20")
+def experts_behind_a_softmax() -> Block:
+    def forward(user: Tensor, item: Tensor, *experts: nn.Module) -> Tensor:
+        x = torch.cat([user, item], dim=1).softmax(1)
+        return torch.stack([torch.relu(expert(x)) for expert in experts], dim=1)
+
+    model = OfTwo(forward, *(nn.Linear(KU + KC, 5) for _ in range(3)))
+    return Block(model, two(), ("user",), 3 * 2 * (KU + KC) * 5)
+
+
 class CrossOfVectors(nn.Module):
     """A cross network with one weight vector per layer, beside a deep net."""
 
@@ -212,13 +258,6 @@ class CrossOfVectors(nn.Module):
             x_l = torch.matmul(x_0, xl_w) + bias + x_l
         deep = torch.relu(self.deep(x))
         return self.out(torch.cat([torch.squeeze(x_l, dim=2), deep], dim=-1))
-
-
-KU, KC = 6, 4
-
-
-def two() -> tuple[Tensor, Tensor]:
-    return floats(KU), floats(KC)
 
 
 @block("A9")
@@ -362,3 +401,16 @@ def factorisation_machine_of_gated_fields() -> Block:
 
     model = OfTwo(forward, embedding(), nn.Linear(D, 3))
     return Block(model, (ids(5), ids(2)), ("user",), 2 * D * 3)
+
+
+@block("A13")
+def attention_over_both_sides() -> Block:
+    """A candidate's queries over rows of both sides, spelled out."""
+
+    def forward(user: Tensor, item: Tensor) -> Tensor:
+        x = torch.cat([user, item], dim=1)
+        weights = torch.softmax(torch.bmm(item[:, :1].tanh(), x.transpose(1, 2)), dim=-1)
+        return torch.matmul(weights, x)
+
+    flops = 2 * 2 * (T + 2) * D
+    return Block(OfTwo(forward), (history(), history()[:, :2]), ("user",), flops)

@@ -30,6 +30,7 @@ from ikbo.transform.pending import Affine, Cross, Joined, Scaled
 from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
 from ikbo.transform.verify import verify
+from tests.transform import field_models  # noqa: F401  (adds to the tables)
 from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
 from tests.transform.ranking_models import BLOCKS
@@ -280,6 +281,18 @@ def without_gain(form: Scaled) -> Scaled:
     return replace(form, gain=Cand(torch.ones_like(form.gain.tensor), form.rows))
 
 
+def turned_parts(form: Concat) -> Concat:
+    return replace(form, parts=tuple(turned(part) for part in form.parts))
+
+
+def other_places(forms: tuple[Any, Any]) -> tuple[Any, Any]:
+    return forms[0], Cand(forms[1].tensor + 1, forms[1].rows)
+
+
+def doubled_first(forms: tuple[Any, Any]) -> tuple[Any, Any]:
+    return doubled(forms[0]), forms[1]
+
+
 VECTORS, NORMS = "A9-cross_network_of_vectors", "A4-norms_before_layers"
 ROWS_OF_A_HISTORY = "A12-attention_mlp_of_many_rows"
 POOLING = "A13-pooling_in_three_spellings"
@@ -326,6 +339,23 @@ PLANTED = [
     Planted("gains.rms_norm", NORMS, after(without_gain)),
     Planted("norms.layer_norm", NORMS, after(lambda x: replace(x, eps=1.0))),
     Planted("norms.linear", NORMS, before(lambda x, w, b=None: (x, w, None))),
+    Planted("pairs.dots", "A6-dot_interaction", after(turned_parts)),
+    Planted("pairs.all_pairs", "A6-inner_products_of_pairs", after(turned_parts)),
+    Planted("pairs.outer", "A11-compressed_interaction", before(lambda x, y: (x, doubled(y)))),
+    Planted(
+        "pairs.spelled_outer",
+        "A11-compressed_interaction",
+        before(lambda e, x: (e, [x[0], doubled(x[1])])),
+    ),
+    Planted("indexed.product_of_rows", "A7-factorisation_block", after(doubled)),
+    Planted("indexed.product_over_rows", "A13-attention_over_both_sides", after(doubled)),
+    *[
+        Planted(f"reduce.{name}_", "A19-pools_over_both_sides", after(doubled))
+        for name in ("amax", "amin", "logsumexp")
+    ],
+    Planted("reduce.max_and_places", "A19-pools_over_both_sides", after(other_places)),
+    Planted("reduce.min_and_places", "A19-pools_over_both_sides", after(doubled_first)),
+    Planted("picks.gather", "A21-search_in_a_long_history", after(doubled)),
     Planted("affine.difference", ROWS_OF_A_HISTORY, after(added)),
     Planted("crosses.cross", ROWS_OF_A_HISTORY, after(of_other_users)),
     Planted("crosses.contract", POOLING, after(doubled)),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ikbo
@@ -17,6 +18,7 @@ from ikbo.transform.capture import Captured, capture
 from ikbo.transform.cost import COUNTER_FORMULAS
 from ikbo.transform.forms import Merged, Sum, User
 from ikbo.transform.interpret import FactoredModel
+from tests.transform import field_models  # noqa: F401  (adds to the tables)
 from tests.transform.random_forms import assert_same
 from tests.transform.ranking_models import BLOCKS, NEAR_MISSES, Block
 
@@ -105,6 +107,25 @@ def test_where_the_work_goes(name: str) -> None:
 def test_near_miss_is_left_alone(name: str) -> None:
     for transformed in (True, False):
         assert flops_per_candidate(name, transformed=transformed) == made(name).block.flops
+
+
+class _Calls(TorchDispatchMode):
+    """The shapes of the user weights of each `ikbo::linear`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[list[int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.ikbo.linear.default:
+            self.weights.append(list(args[2].shape))
+        return func(*args, **(kwargs or {}))
+
+
+def test_layers_over_the_same_features_are_one_product() -> None:
+    with _Calls() as calls:
+        made("A20-mixture_of_experts").run(1, torch.zeros(3, dtype=torch.int32), transformed=True)
+    assert calls.weights == [[3 * 5, 6], [2 * 3, 6]]
 
 
 @pytest.mark.parametrize("name", EXPORTED)

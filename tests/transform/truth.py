@@ -21,7 +21,7 @@ from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured
 from ikbo.transform.forms import Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
 from ikbo.transform.interpret import _ASSERTIONS, FactoredModel
-from ikbo.transform.pending import Affine, Cross, Joined, Normed, Scaled
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Scaled
 from tests.transform.random_forms import Draw
 
 RESAMPLES = 6
@@ -96,6 +96,8 @@ def _marked(form: Any) -> Any:
         return PerBatch(lambda n: torch.ones_like(form.make(n), dtype=torch.bool))
     if isinstance(form, Joined):
         return replace(form, parts=tuple(_marked(part) for part in form.parts))
+    if isinstance(form, Outer):
+        return replace(form, p=_marked(form.p), q=_marked(form.q))
     assert isinstance(form, Sum | Cross | Scaled | Normed)
     sizes = [f.at(d, CANDIDATES) for d in f.shape(form)]
     return Cand(torch.zeros(sizes, dtype=torch.bool), form.rows)

@@ -8,6 +8,7 @@
 | `Joined` | a concatenation with pending parts, perhaps seen in another shape |
 | `Scaled` | `x * gain + shift`, one gain for each row of the batch |
 | `Normed` | the LayerNorm of a concatenation along its axis |
+| `Outer` | every field of one concatenation times every field of another |
 """
 
 from __future__ import annotations
@@ -196,3 +197,30 @@ class Normed(Pending):
             sizes = [value.shape[-1]]
             out = torch.nn.functional.layer_norm(value, sizes, weight, bias, self.eps)
         return Cand(out, self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Outer(Pending):
+    """`p * q`, of concatenations along axis 1 and axis 2, each of size 1 along the other."""
+
+    p: Concat
+    q: Concat
+    origin: str
+
+    @property
+    def rows(self) -> Rows:  # type: ignore[override]
+        return self.p.rows
+
+    def dims(self) -> list[Dim]:
+        dims = f.shape(self.p)
+        dims[self.q.axis] = f.shape(self.q)[self.q.axis]
+        return dims
+
+    def sample(self) -> Tensor:
+        return f.sample(self.p)
+
+    def settled(self, walk: Walk) -> Cand:
+        with at_origin(self.origin):
+            reason = "products of user and candidate fields"
+            values = [walk.materialise(x, reason) for x in (self.p, self.q)]
+            return Cand(values[0] * values[1], self.rows)

@@ -16,6 +16,7 @@ from ikbo.transform import forms as f
 from ikbo.transform import merged, rowwise, scores
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
+from ikbo.transform.experts import Experts
 from ikbo.transform.forms import (
     Cand,
     Concat,
@@ -43,6 +44,7 @@ class Walk:
         cand_to_user: int32 `[B]`.
         num_users: U; an int, or a symbol under export.
         fetch: from a constant's name to the tensor to compute with; None reads `constants`.
+        experts: layers to compute together, shared by all walks over a model; None joins none.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Walk:
         cand_to_user: Tensor,
         num_users: Any,
         fetch: Callable[[str], Tensor] | None = None,
+        experts: Experts | None = None,
     ) -> None:
         self.constants = constants
         self.cand_to_user = cand_to_user
         self.num_users = num_users
         self.num_candidates = cand_to_user.shape[0]
         self.fetch = fetch or constants.tensors.__getitem__
+        self.experts = experts or Experts()
         # Where the walk is: the model's node, and where the batch is in its result.
         self.node = "?"
         self.node_rows: Rows | None = None
@@ -163,13 +167,17 @@ class Walk:
         user, cand = total.user, total.cand
         if isinstance(user, Product) and isinstance(cand, Product) and total.rows.is_plain:
             kind, ndim = user.kind, user.x.tensor.ndim
-            if kind == cand.kind and (kind, ndim) in (("linear", 2), ("lce", 3)):
-                return self._fused(kind, user, cand, activation)
+            if (kind, cand.kind, ndim) == ("lce", "lce", 3):
+                return self._fused(user, cand)
+            if (kind, cand.kind, ndim) == ("linear", "linear", 2):
+                return self.experts.call(
+                    self, user, cand, activation, lambda u, c: self._fused(u, c, activation)
+                )
         added = self.materialise(self.evaluate(user)) + self.evaluate(cand).tensor
         assert activation == "none", "an activation is only fused into ikbo::linear"
         return added
 
-    def _fused(self, kind: str, user: Product, cand: Product, activation: str) -> Tensor:
+    def _fused(self, user: Product, cand: Product, activation: str = "none") -> Tensor:
         with at_origin(user.origin):
             operands = (
                 user.x.tensor,
@@ -179,7 +187,7 @@ class Walk:
                 None if user.bias is None else self.use(user.bias),
                 self.cand_to_user,
             )
-            if kind == "lce":
+            if user.kind == "lce":
                 return torch.ops.ikbo.lce(*operands)
             return torch.ops.ikbo.linear(*operands, activation)
 

@@ -16,6 +16,7 @@ from ikbo.transform.rules import (  # noqa: F401  (importing a family registers 
     linear,
     masked,
     norms,
+    pairs,
     picks,
     reduce,
     reshape,

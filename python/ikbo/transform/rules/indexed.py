@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Cand, Form, Rows, Sum, User
+from ikbo.transform.forms import Cand, Concat, Form, Rows, Sum, User
+from ikbo.transform.parts import narrow, plain, together
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -58,6 +60,57 @@ def product(walk: Walk, a: Form, b: Form) -> Cand | None:
         return None
     out = indexed_product(walk, user.tensor, walk.materialise(cand), user_first=user is a)
     return Cand(out, Rows())
+
+
+@rule(aten.matmul.default, aten.bmm.default)
+def product_of_rows(walk: Walk, a: Form, b: Form) -> Cand | None:
+    """A7: rows, or columns, of both sides meet a candidate's matrix side by side.
+
+    before: bmm(cat([expand(x_u), x_c], 1), y)    after: cat([ikbo::bmm(x_u, y), bmm(x_c, y)], 1)
+    """
+    x, y = (a, b) if isinstance(a, Concat) else (b, a)
+    if not isinstance(x, Concat) or not _meets(x, y) or x.axis != f.rank(x) - (2 if x is a else 1):
+        return None
+    y = plain(walk, y)
+    pairs = [(part, y) if x is a else (y, part) for part in x.parts]
+    out = [walk.materialise(walk.apply(aten.matmul.default, *pair)) for pair in pairs]
+    return Cand(torch.cat(out, x.axis), Rows())
+
+
+@rule(aten.matmul.default, aten.bmm.default)
+def product_over_rows(walk: Walk, a: Form, b: Form) -> Cand | None:
+    """A13: a candidate's weights meet rows of both sides part by part.
+
+    before: matmul(w [B, Q, K], cat([expand(x_u), x_c], 1))
+    after:  ikbo::bmm(x_u.mT, w[:, :, u].mT).mT + matmul(w[:, :, c], x_c)
+    """
+    x, y = (a, b) if isinstance(a, Concat) else (b, a)
+    if not isinstance(x, Concat) or not _meets(x, y) or x.axis != f.rank(x) - (1 if x is a else 2):
+        return None
+    y = plain(walk, y)
+    across, start, total = 2 * f.rank(x) - 3 - x.axis, 0, []
+    for part in together_by_side(walk, x):
+        width = f.width(part, x.axis)
+        some = narrow(walk, y, across, start, width)
+        pair = (part, some) if x is a else (some, part)
+        total.append(walk.materialise(walk.apply(aten.matmul.default, *pair)))
+        start += width
+    return Cand(sum(total[1:], total[0]), Rows())
+
+
+def together_by_side(walk: Walk, x: Concat) -> list[Any]:
+    """The parts, neighbours of one side as one."""
+    runs = groupby(x.parts, key=f.is_user_only)
+    return [together(walk, list(run), x.axis, x.rows) for _, run in runs]
+
+
+def _meets(x: Concat, y: Form) -> bool:
+    """Whether a candidate's matrix meets the concatenation row by row."""
+    if not isinstance(y, Cand | Sum) or f.rank(x) != f.rank(y) or f.rank(x) < 3:
+        return False
+    kind = f.dtype(x)
+    fits = x.rows == y.rows == Rows() and kind == f.dtype(y) and kind.is_floating_point
+    return fits and x.axis > 0 and f.shape(x)[1:-2] == f.shape(y)[1:-2]
 
 
 @rule(aten.einsum.default)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Cand, Concat, Const, Form, Merged, Rows, Size, Sum, User
+from ikbo.transform.forms import Cand, Concat, Const, Form, Merged, Rows, Scores, Size, Sum, User
 from ikbo.transform.parts import narrow
-from ikbo.transform.pending import Affine, Joined, Scaled
+from ikbo.transform.pending import Affine, Joined, Outer, Scaled
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ def reshaped(
         return replace(x, rows=rows, view=tuple(dims))
     if isinstance(x, Scaled):
         return _reshaped_scaled(walk, x, dims)
+    if isinstance(x, Scores | Outer):
+        return None
     if isinstance(x, Merged):
         x, direct = x.x, None
     if isinstance(x, Concat):

@@ -34,6 +34,8 @@ class Draw:
     def __init__(self, seed: str) -> None:
         self.choose = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.choose.getrandbits(32))
+        # What is read of the result of the operator that is drawn.
+        self.live: tuple[int, int, int] | None = None
         self.num_users = self.choose.choice([1, 2, 3, 5])
         self.num_candidates = self.choose.choice([1, 4, 7])
         self.index = torch.randint(
@@ -41,7 +43,9 @@ class Draw:
         )
 
     def walk(self) -> Walk:
-        return Walk(Constants(), self.index, self.num_users)
+        walk = Walk(Constants(), self.index, self.num_users)
+        walk.node_live = self.live
+        return walk
 
     def size(self, low: int = 1, high: int = 5) -> int:
         return self.choose.randint(low, high)

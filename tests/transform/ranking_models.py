@@ -403,6 +403,78 @@ def factorisation_machine_of_gated_fields() -> Block:
     return Block(model, (ids(5), ids(2)), ("user",), 2 * D * 3)
 
 
+class LastRow(nn.Module):
+    """An encoder layer over history and target, of which the target's row is read."""
+
+    def __init__(self, *, spelled: bool, heads: int = 2) -> None:
+        super().__init__()
+        self.spelled, self.heads = spelled, heads
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.norm, self.ffn = nn.LayerNorm(D), nn.Linear(D, D)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        x = torch.cat([user, item.unsqueeze(1)], dim=1)
+        b, t, d = x.shape
+        q, k, v = (
+            y.view(b, t, self.heads, d // self.heads).transpose(1, 2)
+            for y in self.qkv(x).chunk(3, dim=-1)
+        )
+        if self.spelled:
+            scores = torch.matmul(q, k.transpose(-2, -1)) / (d // self.heads) ** 0.5
+            y = torch.matmul(torch.softmax(scores, dim=-1), v)
+        else:
+            y = functional.scaled_dot_product_attention(q, k, v)
+        x = self.norm(x + self.out(y.transpose(1, 2).reshape(b, t, d)))
+        return self.layer(x)
+
+    def layer(self, x: Tensor) -> Tensor:
+        return (x + torch.relu(self.ffn(x)))[:, -1]
+
+
+def _last_row_flops() -> int:
+    """All layers and the attention of one row, over T + 1 keys."""
+    return 2 * D * 3 * D + 2 * 2 * (T + 1) * D + 2 * 2 * D * D
+
+
+@block("A16")
+def last_row_of_an_encoder() -> Block:
+    model, inputs = LastRow(spelled=False), (history(), floats(D))
+    return Block(model, inputs, ("user",), _last_row_flops(), ("aten.linear.default",))
+
+
+@block("A16")
+def last_row_of_spelled_attention() -> Block:
+    model, inputs = LastRow(spelled=True), (history(), floats(D))
+    return Block(model, inputs, ("user",), _last_row_flops(), ("aten.linear.default",))
+
+
+@block("A16")
+def last_row_by_einsum() -> Block:
+    """The rows that are read lie on another axis of the result than of the product in it."""
+
+    def forward(user: Tensor, item: Tensor, q: nn.Module, out: nn.Module) -> Tensor:
+        x = torch.cat([user, item.unsqueeze(1)], dim=1)
+        scores = torch.einsum("bnd,bmd->bmn", x, q(x))
+        return out(scores[:, -2:].tanh().flatten(1))
+
+    model = OfTwo(forward, nn.Linear(D, D), nn.Linear(2 * (T + 1), 1))
+    flops = 2 * D * D + 2 * (T + 1) * (T + 1) * D + 2 * 2 * (T + 1)
+    return Block(model, (history(), floats(D)), ("user",), flops, ("aten.linear.default",))
+
+
+class AllRows(LastRow):
+    def layer(self, x: Tensor) -> Tensor:
+        return (x + torch.relu(self.ffn(x))).flip(2).mean(1)
+
+
+@near_miss("A16")
+def all_rows_of_an_encoder() -> Block:
+    """Of the projections the user's rows are left out (A1); all rows attend."""
+    later = (T + 1) * (2 * 2 * (T + 1) * D + 2 * 2 * D * D)
+    model, inputs = AllRows(spelled=False), (history(), floats(D))
+    return Block(model, inputs, ("user",), 2 * D * 3 * D + later, ("aten.linear.default",))
+
+
 @block("A13")
 def attention_over_both_sides() -> Block:
     """A candidate's queries over rows of both sides, spelled out."""

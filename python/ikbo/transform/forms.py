@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ikbo.transform.sizes import BATCH as BATCH
+from ikbo.transform.sizes import LAST as LAST
 from ikbo.transform.sizes import PROBES as PROBES
 from ikbo.transform.sizes import Dim as Dim
 from ikbo.transform.sizes import Rows as Rows

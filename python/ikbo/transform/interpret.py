@@ -29,6 +29,7 @@ from ikbo.transform.errors import TransformError
 from ikbo.transform.experts import Experts
 from ikbo.transform.forms import Cand, Const, PerBatch, Rows, Size, Sum, User
 from ikbo.transform.inputs import INDEX
+from ikbo.transform.live import live_ranges
 from ikbo.transform.origin import at_origin
 from ikbo.transform.walk import Walk
 
@@ -100,6 +101,7 @@ class GraphWalk:
         self._captured, self._walk, self._check_shapes = captured, walk, check_shapes
         self.values: dict[Node, Any] = dict(self._placeholders(flat))
         self.broadcasts = walk.broadcasts
+        self._live = live_ranges(captured.program.graph)
         for node in captured.program.graph.nodes:
             if node.op == "call_function":
                 with at_origin(node.name):
@@ -147,7 +149,7 @@ class GraphWalk:
             return f.shape(args[0])[args[1]]
         if not isinstance(target, torch._ops.OpOverload):
             return self._number(node, target, args, kwargs)
-        self._walk.node = node.name
+        self._walk.node, self._walk.node_live = node.name, self._live.get(node)
         self._walk.node_rows = self._rows_in_graph(node.meta.get("val"))
         try:
             result = self._walk.apply(target, *args, **kwargs)

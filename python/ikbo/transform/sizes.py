@@ -16,6 +16,9 @@ from torch import Tensor
 # Any dimension of a shape: static, or a number that depends on the batch size.
 Dim = Any
 
+# The end of a slice that goes as far as the axis.
+LAST = 2**63 - 1
+
 # Two batch sizes at which shapes are compared; primes larger than any dimension of a model.
 PROBES = (1_000_003, 1_000_033)
 

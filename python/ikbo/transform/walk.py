@@ -64,6 +64,9 @@ class Walk:
         # Where the walk is: the model's node, and where the batch is in its result.
         self.node = "?"
         self.node_rows: Rows | None = None
+        # Of the node's result: the range of an axis that is read; None for all.
+        self.node_live: tuple[int, int, int] | None = None
+        self._depth = 0
         # (node, reason) for every user value that had to be broadcast.
         self.broadcasts: list[tuple[str, str]] = []
         self._done: dict[tuple[str, int], tuple[Form, Any]] = {}
@@ -199,6 +202,18 @@ class Walk:
 
     def apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of an operator on forms, as a form (or a tuple of forms)."""
+        self._depth += 1
+        try:
+            return self._apply(target, *args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    @property
+    def live(self) -> tuple[int, int, int] | None:
+        """What is read of the result of the model's own operator, not of what its rules apply."""
+        return self.node_live if self._depth <= 1 else None
+
+    def _apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         for rule in rules_of(target):
             result = rule(self, *args, **kwargs)
             if result is not None:
@@ -207,7 +222,7 @@ class Walk:
             settled = f.map_leaves(
                 lambda x: self.settle(x) if isinstance(x, Pending) else x, (args, kwargs)
             )
-            return self.apply(target, *settled[0], **settled[1])
+            return self._apply(target, *settled[0], **settled[1])
         pending = scores.followed(self, target, args, kwargs)
         return self.default(target, args, kwargs) if pending is None else pending
 

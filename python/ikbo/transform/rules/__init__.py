@@ -11,6 +11,7 @@ from ikbo.transform.rules import (  # noqa: F401  (importing a family registers 
     attention,
     chains,
     crosses,
+    dead_rows,
     gains,
     indexed,
     linear,

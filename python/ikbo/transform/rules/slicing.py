@@ -38,7 +38,7 @@ def slice_(
     """before: slice(Concat(1, [u, c]), 1, 0, K_user); after: u. A full slice is the value."""
     dims, axis = f.shape(x), f.normal_axis(dim, f.rank(x))
     lo = 0 if start is None else start
-    hi = _LAST if end is None else end
+    hi = f.LAST if end is None else end
     if step == 1 and isinstance(lo, int) and lo == 0 and (_is_last(hi) or f.same(hi, dims[axis])):
         return x
     bounds = (lo, hi)
@@ -50,11 +50,8 @@ def slice_(
     return _range(walk, x, lo, hi) if lo < hi else None
 
 
-_LAST = torch.iinfo(torch.int64).max
-
-
 def _is_last(bound: Any) -> bool:
-    return isinstance(bound, int) and bound == _LAST
+    return isinstance(bound, int) and bound == f.LAST
 
 
 @rule(aten.select.int)

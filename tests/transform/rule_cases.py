@@ -126,7 +126,7 @@ def _(d: Draw) -> Any:
 
 @takes("linear.conv", aten.conv2d.default)
 def _(d: Draw) -> Any:
-    x = d.concat(1, [d.size(), d.size()])
+    x = d.concat(d.choose.choice([1, 3]), [d.size(), d.size()])
     return x, d.const(d.size(), size_of(x, 1), 1, 1), None, [1, 1], [0, 0]
 
 

@@ -50,14 +50,17 @@ class Run:
 
     def __call__(self, target: Any, *args: Any) -> Any:
         forms = f.map_leaves(lambda x: x.form if isinstance(x, Value) else x, args)
-        tensors = f.map_leaves(
-            lambda x: x.tensor if isinstance(x, Value) else self.draw.meaning(x), args
-        )
-        meant = aten.reshape.default if target is aten.view.default else target
-        forms, tensors = self.walk.apply(target, *forms), meant(*tensors)
+        forms, tensors = self.walk.apply(target, *forms), self.plain(target, *args)
         if isinstance(tensors, tuple | list):
             return [Value(*pair) for pair in zip(forms, tensors, strict=True)]
         return Value(forms, tensors)
+
+    def plain(self, target: Any, *args: Any) -> Any:
+        """What the operator makes of the tensors."""
+        tensors = f.map_leaves(
+            lambda x: x.tensor if isinstance(x, Value) else self.draw.meaning(x), args
+        )
+        return (aten.reshape.default if target is aten.view.default else target)(*tensors)
 
     def linear(self, x: Value, m: int) -> Value:
         bias = self.draw.choose.choice([None, self.weight(m)])

@@ -195,17 +195,18 @@ def tensordot(
 
 @rule(aten.conv1d.default, aten.conv2d.default)
 def conv(walk: Walk, x: Form, weight: Form, bias: Form | None = None, *options: Any) -> Form | None:
-    """A1, A2: a convolution of kernel size 1 over mixed channels.
+    """A1, A2: a convolution of kernel size 1 over mixed channels, or over positions of both sides.
 
     before: conv1d(cat([e_user, e_cand], 1), W[M, K, 1], b)
     after:  permute channels last, linear(W[M, K], b), permute back
     """
-    if not (isinstance(weight, Const) and is_mixed_along(x, 1)):
+    is_mixed = isinstance(x, Concat) or is_mixed_along(x, 1)
+    if not (isinstance(weight, Const) and is_mixed) or f.rank(x) < 3:
         return None
     defaults: list[Any] = [1, 0, 1, 1]
     stride, padding, _, groups = list(options) + defaults[len(options) :]
     flat = [*_ints(stride), *[p + 1 for p in _ints(padding)], groups, *weight.tensor.shape[2:]]
-    if any(number != 1 for number in flat) or isinstance(padding, str) or f.rank(x) < 3:
+    if any(number != 1 for number in flat) or isinstance(padding, str):
         return None
     ndim = f.rank(x)
     last = walk.apply(aten.permute.default, x, [0, *range(2, ndim), 1])

@@ -30,10 +30,10 @@ from ikbo.transform.pending import Affine, Cross, Joined, Scaled
 from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
 from ikbo.transform.verify import verify
-from tests.transform import field_models  # noqa: F401  (adds to the tables)
 from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
 from tests.transform.ranking_models import BLOCKS
+from tests.transform.test_ranking import made
 from tests.transform.test_rules import find, name_of
 
 aten = torch.ops.aten
@@ -122,8 +122,10 @@ def one_head() -> Ranker:
 
 
 @cache
-def captured(name: str) -> tuple[Ranker, Captured]:
-    make = {"sink": sink, "one_head": one_head}.get(name) or (MODELS | MIXED | BLOCKS)[name]
+def captured(name: str) -> tuple[Any, Captured]:
+    if name in BLOCKS:
+        return made(name).block, made(name).captured
+    make = {"sink": sink, "one_head": one_head}.get(name) or (MODELS | MIXED)[name]
     ranker = make()
     return ranker, capture(ranker.model, ranker.inputs, ranker.users)
 

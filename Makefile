@@ -76,6 +76,7 @@ plots: env  ## draw bench/results/ into build/plots/
 
 nightly: setup  ## what takes too long for `make test`
 	$(PY) -m examples.movielens.ablation
+	$(PY) -m tests.transform.fuzz --seeds 2000
 
 test-torch: setup  ## operator tests under another PyTorch: make test-torch TORCH=2.15.0
 	@tools/test_torch.sh "$(TORCH)"

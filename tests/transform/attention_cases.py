@@ -29,6 +29,35 @@ def _masked(d: Draw, low: float) -> tuple[Any, ...]:
     return d.choose.choice(steps)
 
 
+@takes("dead_rows.attention", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:
+    d.live = d.choose.choice([(2, 4, 5), (2, 3, 5), (2, 2, 4), (2, 0, 1)])
+    mask = d.choose.choice([(None, 0.0, True), (), (Const(LOWER),)])
+    return *[_tokens(d, 2, 2, 4) for _ in range(3)], *mask
+
+
+@leaves("dead_rows.attention", aten.scaled_dot_product_attention.default)
+def _(d: Draw) -> Any:  # all is read; a range of heads; a mask of each user
+    d.live = d.choose.choice([None, (1, 0, 1), (2, 0, 5)])
+    mask = d.choose.choice([(), (d.mask(1, 5, 5),)])
+    if mask:
+        mask[0].tensor[..., 0] = True
+    return *[_tokens(d, 2, 2, 4) for _ in range(3)], *mask
+
+
+@takes("dead_rows.product", aten.matmul.default)
+def _(d: Draw) -> Any:
+    d.live = (1, 3, 5)
+    other = d.choose.choice([_tokens(d, 2, 4), d.user(4, 3), d.cand(4, 3)])
+    return _tokens(d, 1, 4), other
+
+
+@leaves("dead_rows.product", aten.matmul.default)
+def _(d: Draw) -> Any:
+    d.live = d.choose.choice([None, (2, 0, 2)])
+    return _tokens(d, 1, 4), d.cand(4, 3)
+
+
 @takes("chains.scores", aten.matmul.default)
 def _(d: Draw) -> Any:
     return d.choose.choice(

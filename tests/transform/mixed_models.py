@@ -536,3 +536,26 @@ def causal_attention_with_padding() -> Mixed:
     at_users = ("aten.linear.default", "aten.scaled_dot_product_attention.default")
     user = torch.cat([torch.randint(1, IDS, (ROWS, 1)), ids(L - 1)], 1)
     return Mixed(PaddedCausal(), (user, ids(1)), ("user",), at_users)
+
+
+class Turns(nn.Module):
+    """Columns of both sides in turn, one by one, and fields looked up one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(IDS, D) for _ in range(12))
+        self.deep = nn.Linear(24, 3)
+        self.out = nn.Linear(12 * D, 1)
+
+    def forward(self, x: Tensor, user: Tensor, item: Tensor) -> Tensor:
+        turns = torch.stack([user, item], dim=-1).flatten(1)
+        deep = self.deep(turns.tanh() * 2 + turns)
+        fields = torch.cat([t(x[:, i : i + 1]) for i, t in enumerate(self.tables)], dim=1)
+        fields = functional.normalize(fields, dim=-1).sigmoid()
+        return self.out(fields.view(-1, 12 * D)) + deep
+
+
+@mixed
+def columns_interleaved_one_by_one() -> Mixed:
+    at_users = ("aten.tanh.default", "aten.sigmoid.default", "aten.linear.default")
+    return Mixed(Turns(), (ids(12), floats(12), floats(12)), ("user", "x[:, :9]"), at_users)

@@ -355,6 +355,14 @@ def _(d: Draw) -> Any:  # fields of width 2 side by side
     return d.concat(1, [], [4, 2, 6, 2]), [BATCH, -1, 2]
 
 
+@takes("reshape.view", aten.view.default)
+def _(d: Draw) -> Any:  # columns of both sides in turn
+    x = d.concat(2, [3], [1, 2])
+    return d.choose.choice(
+        [(x, [BATCH, -1]), (x, [BATCH, 1, 9]), (d.concat(2, [3, 2], [2, 1]), [BATCH, -1, 2])]
+    )
+
+
 @leaves("reshape.view", aten.view.default)
 def _(d: Draw) -> Any:  # an axis would hold user and candidate values
     x = Concat(1, (d.user(3), d.cand(5)), Rows())

@@ -12,7 +12,6 @@ from torch import Tensor
 from ikbo.transform import forms as f
 from ikbo.transform.constants import Constants
 from ikbo.transform.forms import (
-    Affine,
     Cand,
     Concat,
     Const,
@@ -24,6 +23,7 @@ from ikbo.transform.forms import (
     Sum,
     User,
 )
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Scaled
 from ikbo.transform.scores import run
 from ikbo.transform.walk import Walk
 
@@ -34,6 +34,8 @@ class Draw:
     def __init__(self, seed: str) -> None:
         self.choose = random.Random(seed)
         self.generator = torch.Generator().manual_seed(self.choose.getrandbits(32))
+        # What is read of the result of the operator that is drawn.
+        self.live: tuple[int, int, int] | None = None
         self.num_users = self.choose.choice([1, 2, 3, 5])
         self.num_candidates = self.choose.choice([1, 4, 7])
         self.index = torch.randint(
@@ -41,7 +43,9 @@ class Draw:
         )
 
     def walk(self) -> Walk:
-        return Walk(Constants(), self.index, self.num_users)
+        walk = Walk(Constants(), self.index, self.num_users)
+        walk.node_live = self.live
+        return walk
 
     def size(self, low: int = 1, high: int = 5) -> int:
         return self.choose.randint(low, high)
@@ -157,6 +161,23 @@ class Draw:
             return self._term(form.user) + self._term(form.cand)
         if isinstance(form, PerBatch):
             return form.make(self.num_candidates)
+        if isinstance(form, Cross):
+            return self.meaning(form.user) * self.meaning(form.cand)
+        if isinstance(form, Scaled):
+            value = self.meaning(form.x) * self.meaning(form.gain)
+            trailing = [1] * (value.ndim - form.axis - 1)
+            return value + (0 if form.shift is None else form.shift.tensor.reshape(-1, *trailing))
+        if isinstance(form, Normed):
+            value = self.meaning(form.x)
+            weight, bias = (None if v is None else v.tensor for v in (form.weight, form.bias))
+            sizes = value.shape[-1:]
+            return torch.nn.functional.layer_norm(value, sizes, weight, bias, form.eps)
+        if isinstance(form, Outer):
+            return self.meaning(form.p) * self.meaning(form.q)
+        if isinstance(form, Joined):
+            value = torch.cat([self.meaning(part) for part in form.parts], -1)
+            dims = f.shape(form) if form.view is None else form.view
+            return value.reshape([f.at(d, self.num_candidates) for d in dims])
         return f.at(form, self.num_candidates)
 
     def _term(self, term: Any) -> Tensor:

@@ -126,7 +126,7 @@ def _(d: Draw) -> Any:
 
 @takes("linear.conv", aten.conv2d.default)
 def _(d: Draw) -> Any:
-    x = d.concat(1, [d.size(), d.size()])
+    x = d.concat(d.choose.choice([1, 3]), [d.size(), d.size()])
     return x, d.const(d.size(), size_of(x, 1), 1, 1), None, [1, 1], [0, 0]
 
 
@@ -134,6 +134,19 @@ def _(d: Draw) -> Any:
 def _(d: Draw) -> Any:
     x = d.concat(1, [d.size(4, 6)])
     return x, d.const(d.size(), size_of(x, 1), 2), None
+
+
+@takes("linear.tensordot", aten.tensordot.default)
+def _(d: Draw) -> Any:
+    x = d.choose.choice([d.concat(1, [d.size()]), d.user(3, 2), d.cand(2)])
+    k, m = size_of(x, 1), d.size()
+    return d.choose.choice([(x, d.const(k, m), [1], [0]), (x, d.const(m, k), [1], [-1])])
+
+
+@leaves("linear.tensordot", aten.tensordot.default)
+def _(d: Draw) -> Any:  # two axes are summed
+    x = d.concat(1, [3])
+    return x, d.const(size_of(x, 1), 3), [1, 2], [0, 1]
 
 
 for _name in ("relu", "gelu", "silu", "sigmoid"):

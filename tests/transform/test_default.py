@@ -12,7 +12,6 @@ from ikbo.transform import forms as f
 from ikbo.transform import rowwise
 from ikbo.transform.forms import (
     BATCH,
-    Affine,
     Cand,
     Concat,
     Const,
@@ -23,6 +22,7 @@ from ikbo.transform.forms import (
     Sum,
     User,
 )
+from ikbo.transform.pending import Affine, Normed, Scaled
 from tests.transform.random_forms import Draw, assert_same
 
 aten = torch.ops.aten
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Any, Callable[[Draw], Any], type]] = {
     "parts": (aten.tanh.default, lambda d: (d.concat(1, [3]),), Concat),
     "parts in a norm": (aten.layer_norm.default, lambda d: (d.concat(1, [3]), [3]), Concat),
     "parts across a norm": (
-        aten.layer_norm.default, lambda d: (x := d.concat(2, [3]), [f.shape(x)[2]]), Cand,
+        aten.layer_norm.default, lambda d: (x := d.concat(2, [3]), [f.shape(x)[2]]), Normed,
     ),
     "token parts in a linear layer": (
         aten.linear.default,
@@ -95,8 +95,9 @@ CASES: dict[str, tuple[Any, Callable[[Draw], Any], type]] = {
         aten.mul.Tensor, lambda d: (d.concat(1, [2]), d.user(1, 2)), Concat,
     ),
     "parts and a candidate value": (
-        aten.mul.Tensor, lambda d: (d.concat(1, [2]), d.cand(1, 2)), Cand,
+        aten.div.Tensor, lambda d: (d.concat(1, [2]), d.cand(1, 2)), Cand,
     ),
+    "parts and a gain": (aten.mul.Tensor, lambda d: (d.concat(1, [2]), d.cand(1, 2)), Scaled),
     "parts and equal parts": (
         aten.mul.Tensor, lambda d: (x := d.concat(1, [2]), of_other_shape(x, d)), Concat,
     ),
@@ -241,7 +242,8 @@ def test_neighbours_among_many_parts_are_joined() -> None:
     for target, args in ((aten.mul.Tensor, (x, y)), (aten.tanh.default, (x,))):
         result = walk.apply(target, *args)
         assert isinstance(result, Concat)
-        assert len(result.parts) < rowwise.MAX_PIECES
+        whole = {id(p.range_of[0]) if p.range_of else id(p) for p in result.parts}
+        assert len(whole) == 2 < rowwise.MAX_PIECES
         assert any(isinstance(part, User) for part in result.parts)
         assert_same(walk.materialise(result), target(*map(d.meaning, args)))
 

@@ -17,7 +17,6 @@ from ikbo.transform import TransformError, _factor
 from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.forms import (
-    Affine,
     Cand,
     Concat,
     Const,
@@ -27,12 +26,15 @@ from ikbo.transform.forms import (
     Sum,
     User,
 )
+from ikbo.transform.pending import Affine, Cross, Joined, Scaled
 from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
 from ikbo.transform.verify import verify
 from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
-from tests.transform.test_rules import name_of
+from tests.transform.ranking_models import BLOCKS
+from tests.transform.test_ranking import made
+from tests.transform.test_rules import find, name_of
 
 aten = torch.ops.aten
 LIMITS = (8, 64)
@@ -120,7 +122,9 @@ def one_head() -> Ranker:
 
 
 @cache
-def captured(name: str) -> tuple[Ranker, Captured]:
+def captured(name: str) -> tuple[Any, Captured]:
+    if name in BLOCKS:
+        return made(name).block, made(name).captured
     make = {"sink": sink, "one_head": one_head}.get(name) or (MODELS | MIXED)[name]
     ranker = make()
     return ranker, capture(ranker.model, ranker.inputs, ranker.users)
@@ -261,6 +265,40 @@ def negated_user(form: Sum) -> Sum:
     return form
 
 
+def added(form: Sum) -> Sum:
+    """The sum instead of the difference."""
+    terms = {"user": form.user, "cand": form.cand}
+    return replace(form, **{side: t.minus or t for side, t in terms.items()})
+
+
+def of_other_users(form: Cross) -> Cross:
+    return replace(form, user=other_users(form.user))
+
+
+def first_part_twice(form: Joined) -> Joined:
+    return replace(form, parts=(form.parts[0], form.parts[0], *form.parts[2:]))
+
+
+def without_gain(form: Scaled) -> Scaled:
+    return replace(form, gain=Cand(torch.ones_like(form.gain.tensor), form.rows))
+
+
+def turned_parts(form: Concat) -> Concat:
+    return replace(form, parts=tuple(turned(part) for part in form.parts))
+
+
+def other_places(forms: tuple[Any, Any]) -> tuple[Any, Any]:
+    return forms[0], Cand(forms[1].tensor + 1, forms[1].rows)
+
+
+def doubled_first(forms: tuple[Any, Any]) -> tuple[Any, Any]:
+    return doubled(forms[0]), forms[1]
+
+
+VECTORS, NORMS = "A9-cross_network_of_vectors", "A4-norms_before_layers"
+ROWS_OF_A_HISTORY = "A12-attention_mlp_of_many_rows"
+POOLING = "A13-pooling_in_three_spellings"
+
 PLANTED = [
     Planted("linear.linear", "mlp", after(without_bias)),
     Planted("linear.linear", "tokens", after(other_users)),
@@ -294,6 +332,41 @@ PLANTED = [
     ),
     Planted("chains.spelled_product", "causal_pointwise_attention", after(other_users)),
     Planted("chains.attended", "causal_attention_with_weights", after(other_users)),
+    Planted("linear.tensordot", VECTORS, after(doubled)),
+    Planted("gains.gain", "A9-cross_network_of_linear_layers", after(without_gain)),
+    Planted("gains.outer_gain", VECTORS, after(without_gain)),
+    Planted("gains.scale", "A4-norm_spelled_out", after(without_gain)),
+    Planted("gains.add", VECTORS, after(lambda x: replace(x, shift=None))),
+    Planted("gains.linear", VECTORS, after(doubled)),
+    Planted("gains.rms_norm", NORMS, after(without_gain)),
+    Planted("norms.layer_norm", NORMS, after(lambda x: replace(x, eps=1.0))),
+    Planted("norms.linear", NORMS, before(lambda x, w, b=None: (x, w, None))),
+    Planted("pairs.dots", "A6-dot_interaction", after(turned_parts)),
+    Planted("pairs.all_pairs", "A6-inner_products_of_pairs", after(turned_parts)),
+    Planted("pairs.outer", "A11-compressed_interaction", before(lambda x, y: (x, doubled(y)))),
+    Planted(
+        "pairs.spelled_outer",
+        "A11-compressed_interaction",
+        before(lambda e, x: (e, [x[0], doubled(x[1])])),
+    ),
+    Planted("indexed.product_of_rows", "A7-factorisation_block", after(doubled)),
+    Planted("indexed.product_over_rows", "A13-attention_over_both_sides", after(doubled)),
+    *[
+        Planted(f"reduce.{name}_", "A19-pools_over_both_sides", after(doubled))
+        for name in ("amax", "amin", "logsumexp")
+    ],
+    Planted("reduce.max_and_places", "A19-pools_over_both_sides", after(other_places)),
+    Planted("reduce.min_and_places", "A19-pools_over_both_sides", after(doubled_first)),
+    Planted("picks.gather", "A21-search_in_a_long_history", after(doubled)),
+    Planted("dead_rows.attention", "A16-last_row_of_an_encoder", after(doubled)),
+    Planted("dead_rows.product", "A16-last_row_of_spelled_attention", after(doubled)),
+    Planted("affine.difference", ROWS_OF_A_HISTORY, after(added)),
+    Planted("crosses.cross", ROWS_OF_A_HISTORY, after(of_other_users)),
+    Planted("crosses.contract", POOLING, after(doubled)),
+    Planted("crosses.cat", ROWS_OF_A_HISTORY, after(first_part_twice)),
+    Planted("crosses.linear", ROWS_OF_A_HISTORY, before(lambda x, w, b=None: (x, w, None))),
+    Planted("indexed.product", POOLING, after(doubled)),
+    Planted("indexed.spelled", POOLING, after(doubled)),
     Planted("reduce.sum_", "sink", after(other_users)),
     Planted("reduce.mean", "sink", after(other_users)),
     Planted("reduce.embedding_bag", "sink", after(lambda x: (other_users(x[0]), None, None, None))),
@@ -359,7 +432,7 @@ def test_planted_row_wise_claim_is_caught(op: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_transform_itself_verifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    (rule,) = RULES[aten.linear.default]
+    rule = find("linear.linear", aten.linear.default)
     monkeypatch.setitem(RULES, aten.linear.default, [after(without_bias)(rule)])
     ranker = MODELS["mlp"]()
     with pytest.raises(TransformError, match="the output at U=1, B=1"):

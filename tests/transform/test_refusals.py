@@ -11,7 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 import ikbo
-from ikbo.transform import TransformedModule, TransformError
+from ikbo.transform import TransformedModule, TransformError, _factor
+from ikbo.transform.capture import capture
+from ikbo.transform.verify import verify
 from tests.transform.models import MODELS, rows
 
 
@@ -41,6 +43,26 @@ def branch(user: Tensor, item: Tensor) -> Tensor:
     return torch.cond(item.sum() > 0, lambda x: x + 1, lambda x: x - 1, (user + item,))
 
 
+def branch_in_python(user: Tensor, item: Tensor) -> Tensor:
+    return user + item if item.sum() > 0 else user - item
+
+
+class Counts(nn.Module):
+    """Keeps state in buffers, written in place or replaced."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        if self.in_place:
+            self.seen += user.detach().sum(0)
+        else:
+            self.seen = self.seen + user.detach().sum(0)
+        return (user - self.seen) * item
+
+
 REFUSED = {
     "dropout in training": (
         Call(lambda u, i: functional.dropout(u, 0.5, training=True) + i),
@@ -51,14 +73,60 @@ REFUSED = {
         Call(lambda u, i, norm: norm(u) + i, nn.BatchNorm1d(4)),
         r"writes to its buffer 'parts.0\..*model.eval\(\)",
     ),
+    "batch norm without running statistics": (
+        Call(lambda u, i, norm: norm(u) + i, nn.BatchNorm1d(4, track_running_stats=False).eval()),
+        "must run on any batch; on 1 rows it raised ValueError",
+    ),
+    "noise": (Call(lambda u, i: u + i * torch.bernoulli(torch.sigmoid(i))), "draws random numbers"),
+    "a random order": (Call(lambda u, i: u[torch.randperm(u.size(0))] + i), "ikbo.transform"),
+    "a buffer updated in place": (Counts(True), "writes to its buffer 'seen'"),
+    "a buffer replaced": (Counts(False), "ikbo.transform"),
     "in-place update of an input": (Call(write_to_user), "writes to its input 'user'"),
+    "in-place update of a view of an input": (
+        Call(lambda u, i: u[:, :2].add_(1).sum(1) + i.sum(1)),
+        "writes to its input 'user'",
+    ),
     "control flow": (Call(branch), "conditionally or in a loop"),
+    "control flow in Python": (
+        Call(branch_in_python),
+        "could not capture the model.*data-dependent",
+    ),
     "a size out of a tensor": (
         Call(lambda u, i: u + i + i[i > 0].sum()),
         "a size that depends on the values of a tensor.*test_refusals.py:",
     ),
     "a number out of a tensor": (Call(lambda u, i: u * i.sum().item()), "ikbo.transform"),
 }
+
+
+# Rows of the batch meet: computed on repeated rows, as the unmodified model does, and said so.
+COUPLED = {
+    "softmax": lambda u, i: functional.softmax(u, dim=0) * i,
+    "log_softmax": lambda u, i: torch.log_softmax(u, dim=0) * i,
+    "topk": lambda u, i: torch.topk(u, 1, dim=0).values * i,
+    "sort": lambda u, i: torch.sort(u, dim=0).values * i,
+    "cumsum": lambda u, i: torch.cumsum(u, dim=0) * i,
+    "cummax": lambda u, i: torch.cummax(u, dim=0).values * i,
+    "mean": lambda u, i: i - u.mean(dim=0, keepdim=True),
+    "var": lambda u, i: i / (u.var(dim=0, keepdim=True) + 1),
+    "norm": lambda u, i: i * torch.linalg.vector_norm(u, dim=0, keepdim=True),
+    "amax": lambda u, i: i - u.amax(dim=0, keepdim=True),
+    "everything": lambda u, i: i * u.sum(),
+    "flip": lambda u, i: u.flip(0) * i,
+    "roll": lambda u, i: u.roll(1, 0) * i,
+    "product": lambda u, i: (u @ u.t()).softmax(-1) @ i,
+    "statistics of both": lambda u, i: (x := torch.cat([u, i], 1)) - x.mean(0, keepdim=True),
+    "norm by hand": lambda u, i: (x := u * i) / x.std(dim=0, keepdim=True).clamp(min=0.5),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_rows_that_meet_stay_together(name: str) -> None:
+    model = Call(COUPLED[name]).eval()
+    captured = capture(model, (rows(4), rows(4)), ["user"])
+    factored, _, _ = _factor(captured, (8, 64))
+    verify(model, captured, factored, (8, 64))
+    assert factored.broadcasts or name == "norm by hand"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -19,8 +19,9 @@ from torch.utils import _pytree as pytree
 
 from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured
-from ikbo.transform.forms import Affine, Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
+from ikbo.transform.forms import Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
 from ikbo.transform.interpret import _ASSERTIONS, FactoredModel
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Scaled
 from tests.transform.random_forms import Draw
 
 RESAMPLES = 6
@@ -55,7 +56,7 @@ class Provenance:
     def _claimed(self, form: Any) -> Tensor:
         draw = Draw("claimed")
         draw.index, draw.num_users, draw.num_candidates = self.index, USERS, CANDIDATES
-        return draw.meaning(_marked(form))
+        return draw.meaning(marked(form))
 
     def differences(self) -> list[str]:
         """What is claimed and not so, and what is so and not claimed, node by node."""
@@ -78,7 +79,7 @@ class Provenance:
         return everywhere.flatten(rows.axis, rows.axis + 2)
 
 
-def _marked(form: Any) -> Any:
+def marked(form: Any, num_candidates: int = CANDIDATES) -> Any:
     """The form with true in place of what is user-only, and false elsewhere."""
     if isinstance(form, Const | User):
         return type(form)(torch.ones_like(form.tensor, dtype=torch.bool), form.rows)
@@ -86,15 +87,19 @@ def _marked(form: Any) -> Any:
         marks = torch.zeros_like(form.tensor, dtype=torch.bool)
         return Cand(marks if form.dead is None else marks | form.dead, form.rows)
     if isinstance(form, Concat):
-        return replace(form, parts=tuple(_marked(part) for part in form.parts))
+        return replace(form, parts=tuple(marked(part, num_candidates) for part in form.parts))
     if isinstance(form, Merged):
-        return Merged(_marked(form.x))
+        return Merged(marked(form.x, num_candidates))
     if isinstance(form, Affine):
-        return _marked(form.x)
+        return marked(form.x, num_candidates)
     if isinstance(form, PerBatch):
         return PerBatch(lambda n: torch.ones_like(form.make(n), dtype=torch.bool))
-    assert isinstance(form, Sum)
-    sizes = [f.at(d, CANDIDATES) for d in f.shape(form)]
+    if isinstance(form, Joined):
+        return replace(form, parts=tuple(marked(part, num_candidates) for part in form.parts))
+    if isinstance(form, Outer):
+        return replace(form, p=marked(form.p, num_candidates), q=marked(form.q, num_candidates))
+    assert isinstance(form, Sum | Cross | Scaled | Normed)
+    sizes = [f.at(d, num_candidates) for d in f.shape(form)]
     return Cand(torch.zeros(sizes, dtype=torch.bool), form.rows)
 
 

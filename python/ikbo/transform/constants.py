@@ -22,7 +22,8 @@ class Constants:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._folded: list[Any] = []
-        self._names: dict[int, str] = {}
+        # By the id of a tensor, which is kept: an id is only its own while it lives.
+        self._names: dict[int, tuple[str, Tensor]] = {}
         self._position = 0
 
     def rewind(self) -> None:
@@ -38,7 +39,7 @@ class Constants:
 
     def name(self, const: Const) -> str:
         """The name of a constant that stays in the graph."""
-        name = self._names.get(id(const.tensor))
+        name, _ = self._names.get(id(const.tensor), (None, None))
         if name is None:
             name, count = const.name, 1
             while name in self.tensors:
@@ -46,6 +47,6 @@ class Constants:
             tensor = const.tensor.detach().contiguous()
             if tensor.untyped_storage().nbytes() > tensor.nbytes:
                 tensor = tensor.clone()
-            self._names[id(const.tensor)] = name
+            self._names[id(const.tensor)] = (name, const.tensor)
             self.tensors[name] = tensor
         return name

@@ -91,6 +91,10 @@ def _einsum(equation: str, operands: Any, *_: Any, **__: Any) -> Any:
     return 2 * math.prod(letters.values()) if len(operands) == 2 else 0
 
 
+def _tensordot(a: Any, b: Any, dims: Any, *_: Any, **__: Any) -> Any:
+    return 2 * _numel(a) * _numel(b) / _numel([a[dim] for dim in dims])
+
+
 def _conv(x: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> Any:
     return 2 * _numel(out_shape) * _numel(weight[1:])
 
@@ -129,6 +133,7 @@ FLOPS: dict[Any, Callable[..., Any]] = {
     aten.addmm: _addmm,
     aten.baddbmm: _addmm,
     aten.einsum: _einsum,
+    aten.tensordot: _tensordot,
     aten.conv1d: _conv,
     aten.conv2d: _conv,
     aten.scaled_dot_product_attention: _sdpa,

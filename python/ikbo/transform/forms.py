@@ -8,7 +8,7 @@
 | `Cand` | everything else; a tensor at B |
 | `Concat` | parts of different origin side by side along a non-batch axis |
 | `Merged` | a `Concat` whose axis is merged with the batch beside it |
-| `Affine` | `x * scale + shift` along the axis of a `Concat`, not computed yet |
+| `Pending` | not computed yet, one class for each family of rules (`pending.py`) |
 | `Sum` | `user[cand_to_user] + cand`, not added yet; a term may be a `Product` not computed yet |
 | `Scores` | queries times keys, masked, not computed yet: attention in a mixed sequence |
 | `PerBatch` | a value made from the batch size alone that differs from row to row (`arange(B)`) |
@@ -28,12 +28,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ikbo.transform.sizes import BATCH as BATCH
+from ikbo.transform.sizes import LAST as LAST
 from ikbo.transform.sizes import PROBES as PROBES
 from ikbo.transform.sizes import Dim as Dim
 from ikbo.transform.sizes import Rows as Rows
 from ikbo.transform.sizes import Size as Size
 from ikbo.transform.sizes import at as at
 from ikbo.transform.sizes import product as product
+from ikbo.transform.sizes import repeat_row as repeat_row
 from ikbo.transform.sizes import same as same
 
 
@@ -57,6 +59,12 @@ class _Batched:
     keep: Form | None = None
     # Of a mask, bool [rows, keys], its last two axes: where it masks whatever the inputs are.
     dead: Tensor | None = None
+    # What this is a range of, along which axis, from where on.
+    range_of: tuple[Form, int, int] | None = None
+    # What this repeats along axes of size 1.
+    spread: Form | None = None
+    # What this is the negative of.
+    minus: Form | None = None
 
 
 class User(_Batched):
@@ -102,17 +110,21 @@ class Merged:
         return replace(self.x.rows, axis=self.axis, outer=total)
 
 
-@dataclass(frozen=True, eq=False)
-class Affine:
-    """`x * scale + shift`; both are vectors along `x.axis`, None means 1 and 0."""
+class Pending:
+    """A value of a family of rules, computed when it is needed: `settled` gives it computed."""
 
-    x: Concat
-    scale: Const | None
-    shift: Const | None
+    rows: Rows | None
 
-    @property
-    def rows(self) -> Rows:
-        return self.x.rows
+    def dims(self) -> list[Dim]:
+        """The shape, with a `Size` where the batch is."""
+        raise NotImplementedError
+
+    def sample(self) -> Tensor:
+        """A tensor with the element type and device."""
+        raise NotImplementedError
+
+    def settled(self, walk: Any) -> Form:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +200,8 @@ class Scores:
         return self.q.rows
 
 
-Form = Const | User | Cand | Concat | Merged | Affine | Sum | Scores | PerBatch
-FORMS = (Const, User, Cand, Concat, Merged, Affine, Sum, Scores, PerBatch)
+Form = Const | User | Cand | Concat | Merged | Sum | Scores | PerBatch | Pending
+FORMS = (Const, User, Cand, Concat, Merged, Sum, Scores, PerBatch, Pending)
 
 
 def is_user_only(form: Form) -> bool:
@@ -212,10 +224,10 @@ def shape(form: Form) -> list[Dim]:
     if isinstance(form, Merged):
         dims = shape(form.x)
         return [*dims[: form.axis], form.rows.length(), *dims[form.axis + 2 :]]
-    if isinstance(form, Affine):
-        return shape(form.x)
     if isinstance(form, Scores):
         return [*shape(form.q)[:-1], shape(form.k)[-1]]
+    if isinstance(form, Pending):
+        return form.dims()
     if isinstance(form, Sum):
         term = form.user
         if isinstance(term, User):
@@ -242,10 +254,12 @@ def width(form: Form, axis: int) -> int:
 
 def sample(form: Form) -> Tensor:
     """A tensor with the form's element type and device."""
-    if isinstance(form, Concat | Affine | Merged):
+    if isinstance(form, Concat | Merged):
         return form.parts[0].tensor if isinstance(form, Concat) else sample(form.x)
     if isinstance(form, Scores):
         return form.probe
+    if isinstance(form, Pending):
+        return form.sample()
     if isinstance(form, Sum):
         return (form.user.x if isinstance(form.user, Product) else form.user).tensor
     return form.make(1) if isinstance(form, PerBatch) else form.tensor
@@ -271,13 +285,3 @@ def leaves(tree: Any) -> list[Any]:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return pytree.tree_map(function, tree, is_leaf=_is_leaf)
-
-
-def repeat_row(tensor: Tensor, rows: Rows, n: Any) -> Tensor:
-    """Repeats the shared row of a constant, as a view where it can be one."""
-    if rows.outer * rows.inner == 1:
-        return tensor.expand(*tensor.shape[: rows.axis], n, *tensor.shape[rows.axis + 1 :])
-    split = tensor.unflatten(rows.axis, (rows.outer, 1, rows.inner))
-    sizes = list(split.shape)
-    sizes[rows.axis + 1] = n
-    return split.expand(sizes).flatten(rows.axis, rows.axis + 2)

@@ -26,8 +26,10 @@ from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
+from ikbo.transform.experts import Experts
 from ikbo.transform.forms import Cand, Const, PerBatch, Rows, Size, Sum, User
 from ikbo.transform.inputs import INDEX
+from ikbo.transform.live import live_ranges
 from ikbo.transform.origin import at_origin
 from ikbo.transform.walk import Walk
 
@@ -50,16 +52,19 @@ class FactoredModel(nn.Module):
         flat: example inputs, flat, user inputs at one batch and candidate inputs at another.
         cand_to_user: int32 `[B]`.
 
-    The constructor walks once over the example inputs; constants that the new graph needs become
-    buffers, all others are dropped.
+    The constructor walks over the example inputs, again if layers are to be computed together;
+    constants that the new graph needs become buffers, all others are dropped.
     """
 
     def __init__(self, captured: Captured, flat: list[Any], cand_to_user: Tensor) -> None:
         super().__init__()
         self._captured = captured
-        self._constants = Constants()
+        self._constants, self._experts = Constants(), Experts()
         with torch.no_grad():
             walk = self.walk(flat, cand_to_user)
+            if self._experts.plan():
+                self._constants = Constants()
+                walk = self.walk(flat, cand_to_user)
         self.broadcasts = walk.broadcasts
         for name, tensor in self._constants.tensors.items():
             self.register_buffer(name, tensor)
@@ -83,8 +88,9 @@ class FactoredModel(nn.Module):
     ) -> GraphWalk:
         """Walks over the graph; without `fetch` constants are read where they are stored."""
         self._constants.rewind()
+        self._experts.rewind()
         users = [x for x, r in zip(flat, self._captured.flat_roles, strict=True) if r == "user"]
-        walk = Walk(self._constants, cand_to_user, users[0].shape[0], fetch)
+        walk = Walk(self._constants, cand_to_user, users[0].shape[0], fetch, self._experts)
         return GraphWalk(self._captured, walk, flat, check_shapes=fetch is None)
 
 
@@ -95,6 +101,7 @@ class GraphWalk:
         self._captured, self._walk, self._check_shapes = captured, walk, check_shapes
         self.values: dict[Node, Any] = dict(self._placeholders(flat))
         self.broadcasts = walk.broadcasts
+        self._live = live_ranges(captured.program.graph)
         for node in captured.program.graph.nodes:
             if node.op == "call_function":
                 with at_origin(node.name):
@@ -142,7 +149,7 @@ class GraphWalk:
             return f.shape(args[0])[args[1]]
         if not isinstance(target, torch._ops.OpOverload):
             return self._number(node, target, args, kwargs)
-        self._walk.node = node.name
+        self._walk.node, self._walk.node_live = node.name, self._live.get(node)
         self._walk.node_rows = self._rows_in_graph(node.meta.get("val"))
         try:
             result = self._walk.apply(target, *args, **kwargs)
@@ -176,10 +183,17 @@ class GraphWalk:
         return Rows(axes[0]) if is_whole else None
 
     def _check(self, node: Node, result: Any) -> None:
-        """The result at B must have the shape that the model's graph has for B rows."""
+        """The result at B must have the shape that the model's graph has for B rows.
+
+        Of several results, those that are read: the graph has a wrong one for the state of an LSTM.
+        """
         values = node.meta.get("val")
-        for form, value in zip(_as_tuple(result), _as_tuple(values), strict=False):
+        read = {user.args[1] for user in node.users if user.target is operator.getitem}
+        pairs = zip(_as_tuple(result), _as_tuple(values), strict=False)
+        for place, (form, value) in enumerate(pairs):
             if not isinstance(form, f.FORMS) or not isinstance(value, Tensor):
+                continue
+            if isinstance(result, tuple) and place not in read:
                 continue
             b, batch = self._walk.num_candidates, self._captured.batch
             if any(_symbols(d) - {batch} for d in value.shape):

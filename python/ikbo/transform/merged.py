@@ -10,7 +10,7 @@ import torch
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Merged, Rows, User
-from ikbo.transform.rowwise import cut, joint_borders
+from ikbo.transform.parts import cut, joint_borders
 
 if TYPE_CHECKING:
     from ikbo.transform.walk import Walk

@@ -9,7 +9,6 @@ PyTorch tags `pointwise` and a few that lack the tag; `rowwise_table` lists the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from ikbo.transform import forms as f
 from ikbo.transform import rowwise_products  # noqa: F401  (adds the products to the table)
 from ikbo.transform.forms import Cand, Concat, Const, Rows, User
+from ikbo.transform.parts import Sides, cut, joined, joint_borders
 from ikbo.transform.rowwise_table import TABLE, Axis, pointwise_axis
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ _POINTWISE |= {
 }
 
 
-# Pieces of one concatenation that an operator is applied to one by one; of more, neighbours at one
-# batch are joined before, since each costs a call.
-MAX_PIECES = 32
+# Pieces of one concatenation that an operator is applied to one by one, since each costs a call; of
+# more, all at one batch are put side by side before.
+MAX_PIECES = 8
 
 
 def is_pointwise(target: Any) -> bool:
@@ -130,98 +130,43 @@ def distribute(walk: Walk, target: Any, args: Any, kwargs: Any, where: Any) -> A
     if axis is None or any(x.axis != axes[id(x)] for x in concats):
         return None
     borders = joint_borders(concats)
-    pieces = {id(x): cut(walk, x, borders) for x in concats}
-    if len(borders) > MAX_PIECES:
-        borders, pieces = _coarser(
-            walk, concats, borders, pieces, f"{target} mixes user and candidate values"
-        )
+    tracked = {id(x): _as_concat(x, a) for x in values if (a := axes[id(x)]) is not None}
+    pieces = {key: cut(walk, x, borders) for key, x in tracked.items()}
+    stays = [
+        all(f.is_user_only(pieces[id(x)][i]) for x in concats) for i in range(len(borders) - 1)
+    ]
     others = [x for x in values if not isinstance(x, Concat)]
-    stays = [all(map(f.is_user_only, some)) for some in zip(*pieces.values(), strict=True)]
     if not any(stays) or not all(map(f.is_user_only, others)):
         return None
+    sides = Sides(stays, borders) if len(stays) > MAX_PIECES and not all(stays) else None
+    if sides is not None:
+        reason = f"{target} mixes user and candidate values"
+        pieces = {
+            key: sides.split(walk, some, tracked[key].axis, reason) for key, some in pieces.items()
+        }
 
-    results = []
-    for i, (start, end) in enumerate(pairwise(borders)):
+    def result(i: int) -> Any:
+        some_args, some_kwargs = f.map_leaves(
+            lambda x: pieces[id(x)][i] if id(x) in pieces else x, (args, kwargs)
+        )
+        return walk.apply(target, *some_args, **some_kwargs)
 
-        def part(x: Any, i: int = i, start: int = start, length: int = end - start) -> Any:
-            if isinstance(x, Concat):
-                return pieces[id(x)][i]
-            along = axes.get(id(x)) if isinstance(x, f.FORMS) else None
-            return x if along is None else narrow(walk, x, along, start, length)
+    def as_one(results: Any, axis: int | None, rows: Rows | None) -> Concat | None:
+        if axis is None or rows is None:
+            return None
+        some = list(results) if sides is None else sides.merge(walk, list(results), axis)
+        return joined(walk, some, axis, rows)
 
-        part_args, part_kwargs = f.map_leaves(part, (args, kwargs))
-        results.append(walk.apply(target, *part_args, **part_kwargs))
+    results = [result(i) for i in range(2 if sides is not None else len(stays))]
     if not isinstance(results[0], tuple):
-        return joined(walk, results, axis, where)
+        return as_one(results, axis, where)
     axis_of = axis if isinstance(axis, tuple) else (axis,) * len(results[0])
     where_of = where if isinstance(where, tuple) else (where,) * len(results[0])
-    return tuple(
-        None if a is None or w is None else joined(walk, list(pieces), a, w)
-        for pieces, a, w in zip(zip(*results, strict=True), axis_of, where_of, strict=True)
-    )
+    return tuple(map(as_one, zip(*results, strict=True), axis_of, where_of))
 
 
-def narrow(walk: Walk, form: Any, axis: int, start: int, length: int) -> Any:
-    """A range of a non-batch axis of a `Const`, `User` or `Cand`."""
-    if isinstance(form, Const):
-        return walk.fold(
-            lambda: form.tensor.narrow(axis, start, length), f"{form.name}_part", form.rows
-        )
-    return type(form)(form.tensor.narrow(axis, start, length), form.rows)
-
-
-def joined(walk: Walk, parts: list[Any], axis: int, where: Rows) -> Concat:
-    """A concatenation of results, computed where they are pending."""
-    plain = (
-        x if isinstance(x, Const | User | Cand) else Cand(walk.materialise(x), x.rows)
-        for x in parts
-    )
-    return Concat(axis, tuple(plain), where)
-
-
-def _coarser(
-    walk: Walk,
-    concats: list[Concat],
-    borders: list[int],
-    pieces: dict[int, list[Any]],
-    reason: str,
-) -> tuple[list[int], dict[int, list[Any]]]:
-    """Borders and pieces with neighbours joined that are all at U, or all at B."""
-    stays = [all(map(f.is_user_only, some)) for some in zip(*pieces.values(), strict=True)]
-    runs = [[i for i, _ in run] for _, run in groupby(enumerate(stays), key=lambda pair: pair[1])]
-    joint = {
-        id(x): [side_by_side(walk, [pieces[id(x)][i] for i in run], x, reason) for run in runs]
-        for x in concats
-    }
-    return [0, *(borders[run[-1] + 1] for run in runs)], joint
-
-
-def side_by_side(walk: Walk, parts: Sequence[Any], x: Concat, reason: str | None = None) -> Any:
-    """Parts of a concatenation as one value: at U if all are there, else at B."""
-    if len(parts) == 1:
-        return parts[0]
-    if all(map(f.is_user_only, parts)):
-        return User(torch.cat([walk.at_users(part) for part in parts], x.axis), x.rows)
-    return Cand(torch.cat([walk.materialise(part, reason) for part in parts], x.axis), x.rows)
-
-
-def joint_borders(concats: Sequence[Concat]) -> list[int]:
-    """Where a part of one of several concatenations of equal width begins, and the end."""
-    widths = [[f.width(part, x.axis) for part in x.parts] for x in concats]
-    return sorted({0, *(end for some in widths for end in accumulate(some))})
-
-
-def cut(walk: Walk, x: Concat, borders: Sequence[int]) -> list[Any]:
-    """The pieces of a concatenation between borders, which include its own."""
-    start, pieces = 0, []
-    for part in x.parts:
-        end = start + f.width(part, x.axis)
-        inside = [b for b in borders if start <= b <= end]
-        for low, high in pairwise(inside):
-            whole = (low, high) == (start, end)
-            pieces.append(part if whole else narrow(walk, part, x.axis, low - start, high - low))
-        start = end
-    return pieces
+def _as_concat(x: Any, axis: int) -> Concat:
+    return x if isinstance(x, Concat) else Concat(axis, (x,), x.rows)
 
 
 def _tracked_axis(x: Any, concat: Concat, target: Any) -> int | None:

@@ -11,8 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 # Any dimension of a shape: static, or a number that depends on the batch size.
 Dim = Any
+
+# The end of a slice that goes as far as the axis.
+LAST = 2**63 - 1
 
 # Two batch sizes at which shapes are compared; primes larger than any dimension of a model.
 PROBES = (1_000_003, 1_000_033)
@@ -74,3 +79,13 @@ class Rows:
     def length(self) -> Dim:
         factor = self.outer * self.inner
         return BATCH if factor == 1 else Size(lambda n: n * factor)
+
+
+def repeat_row(tensor: Tensor, rows: Rows, n: Any) -> Tensor:
+    """Repeats the shared row of a constant, as a view where it can be one."""
+    if rows.outer * rows.inner == 1:
+        return tensor.expand(*tensor.shape[: rows.axis], n, *tensor.shape[rows.axis + 1 :])
+    split = tensor.unflatten(rows.axis, (rows.outer, 1, rows.inner))
+    sizes = list(split.shape)
+    sizes[rows.axis + 1] = n
+    return split.expand(sizes).flatten(rows.axis, rows.axis + 2)

@@ -64,7 +64,7 @@ def verify(
         with torch.no_grad():
             got = transformed(*args, **kwargs, cand_to_user=index)
             args, kwargs = captured.nest_joined(at_candidates)
-            same_type = unmodified(*args, **kwargs)
+            same_type = _run_unmodified(unmodified, args, kwargs, sizes[1])
             truth = exact(args, kwargs)
         _compare(f"U={sizes[0]}, B={sizes[1]}", got, same_type, truth)
 
@@ -134,6 +134,16 @@ def _module(model: nn.Module | ExportedProgram) -> nn.Module:
             module.graph.erase_node(node)  # type: ignore[operator,union-attr]
     module.recompile()  # type: ignore[operator]
     return module  # type: ignore[return-value]
+
+
+def _run_unmodified(module: nn.Module, args: Any, kwargs: Any, num_candidates: int) -> Any:
+    try:
+        return module(*args, **kwargs)
+    except Exception as error:
+        raise TransformError(
+            f"ikbo.transform: the unmodified model must run on any batch; on {num_candidates} rows "
+            f"it raised {type(error).__name__}: {error}"
+        ) from error
 
 
 class _Fp64(TorchDispatchMode):

@@ -16,13 +16,14 @@ from ikbo.transform import forms as f
 from ikbo.transform import merged, rowwise, scores
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
+from ikbo.transform.experts import Experts
 from ikbo.transform.forms import (
-    Affine,
     Cand,
     Concat,
     Const,
     Form,
     Merged,
+    Pending,
     PerBatch,
     Product,
     Rows,
@@ -43,6 +44,7 @@ class Walk:
         cand_to_user: int32 `[B]`.
         num_users: U; an int, or a symbol under export.
         fetch: from a constant's name to the tensor to compute with; None reads `constants`.
+        experts: layers to compute together, shared by all walks over a model; None joins none.
     """
 
     def __init__(
@@ -51,15 +53,20 @@ class Walk:
         cand_to_user: Tensor,
         num_users: Any,
         fetch: Callable[[str], Tensor] | None = None,
+        experts: Experts | None = None,
     ) -> None:
         self.constants = constants
         self.cand_to_user = cand_to_user
         self.num_users = num_users
         self.num_candidates = cand_to_user.shape[0]
         self.fetch = fetch or constants.tensors.__getitem__
+        self.experts = experts or Experts()
         # Where the walk is: the model's node, and where the batch is in its result.
         self.node = "?"
         self.node_rows: Rows | None = None
+        # Of the node's result: the range of an axis that is read; None for all.
+        self.node_live: tuple[int, int, int] | None = None
+        self._depth = 0
         # (node, reason) for every user value that had to be broadcast.
         self.broadcasts: list[tuple[str, str]] = []
         self._done: dict[tuple[str, int], tuple[Form, Any]] = {}
@@ -119,7 +126,7 @@ class Walk:
             return torch.cat([self.materialise(part) for part in form.parts], form.axis)
         if isinstance(form, Merged):
             return self.materialise(form.x).flatten(form.axis, form.axis + 1)
-        if isinstance(form, Affine):
+        if isinstance(form, Pending):
             return self.materialise(self.settle(form))
         if isinstance(form, Scores):
             return scores.computed(self, form)
@@ -163,13 +170,17 @@ class Walk:
         user, cand = total.user, total.cand
         if isinstance(user, Product) and isinstance(cand, Product) and total.rows.is_plain:
             kind, ndim = user.kind, user.x.tensor.ndim
-            if kind == cand.kind and (kind, ndim) in (("linear", 2), ("lce", 3)):
-                return self._fused(kind, user, cand, activation)
+            if (kind, cand.kind, ndim) == ("lce", "lce", 3):
+                return self._fused(user, cand)
+            if (kind, cand.kind, ndim) == ("linear", "linear", 2):
+                return self.experts.call(
+                    self, user, cand, activation, lambda u, c: self._fused(u, c, activation)
+                )
         added = self.materialise(self.evaluate(user)) + self.evaluate(cand).tensor
         assert activation == "none", "an activation is only fused into ikbo::linear"
         return added
 
-    def _fused(self, kind: str, user: Product, cand: Product, activation: str) -> Tensor:
+    def _fused(self, user: Product, cand: Product, activation: str = "none") -> Tensor:
         with at_origin(user.origin):
             operands = (
                 user.x.tensor,
@@ -179,46 +190,39 @@ class Walk:
                 None if user.bias is None else self.use(user.bias),
                 self.cand_to_user,
             )
-            if kind == "lce":
+            if user.kind == "lce":
                 return torch.ops.ikbo.lce(*operands)
             return torch.ops.ikbo.linear(*operands, activation)
 
-    def settle(self, form: Affine) -> Concat:
-        """Computes a pending scale and shift, each part at its own batch."""
-        return self.once("settle", form, lambda: self._settle(form))
-
-    def _settle(self, form: Affine) -> Concat:
-        axis, start, parts = form.x.axis, 0, []
-        for part in form.x.parts:
-            length = f.width(part, axis)
-            for target, vector in (("mul", form.scale), ("add", form.shift)):
-                if vector is not None:
-                    piece = self._along(vector, form.x, start, length)
-                    part = self.apply(getattr(torch.ops.aten, target).Tensor, part, piece)
-            parts.append(part)
-            start += length
-        return Concat(axis, tuple(parts), form.x.rows)
-
-    def _along(self, vector: Const, x: Concat, start: int, length: int) -> Const:
-        trailing = f.rank(x) - x.axis - 1
-        return self.fold(
-            lambda: vector.tensor.narrow(0, start, length).reshape(-1, *[1] * trailing),
-            f"{vector.name}_part",
-        )
+    def settle(self, form: Pending) -> Form:
+        """Computes what is pending."""
+        return self.once("settle", form, lambda: form.settled(self))
 
     # Operators
 
     def apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of an operator on forms, as a form (or a tuple of forms)."""
+        self._depth += 1
+        try:
+            return self._apply(target, *args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    @property
+    def live(self) -> tuple[int, int, int] | None:
+        """What is read of the result of the model's own operator, not of what its rules apply."""
+        return self.node_live if self._depth <= 1 else None
+
+    def _apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         for rule in rules_of(target):
             result = rule(self, *args, **kwargs)
             if result is not None:
                 return result
-        if any(isinstance(x, Affine) for x in f.leaves((args, kwargs))):
+        if any(isinstance(x, Pending) for x in f.leaves((args, kwargs))):
             settled = f.map_leaves(
-                lambda x: self.settle(x) if isinstance(x, Affine) else x, (args, kwargs)
+                lambda x: self.settle(x) if isinstance(x, Pending) else x, (args, kwargs)
             )
-            return self.apply(target, *settled[0], **settled[1])
+            return self._apply(target, *settled[0], **settled[1])
         pending = scores.followed(self, target, args, kwargs)
         return self.default(target, args, kwargs) if pending is None else pending
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Affine, Cand, Concat, Const, Form, Product, Sum, User
+from ikbo.transform.forms import Cand, Concat, Const, Form, Product, Sum, User
+from ikbo.transform.pending import Affine
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def batch_norm(
     offset: Any = 0 if bias is None else bias.tensor
     scale = walk.fold(lambda: gain * torch.rsqrt(var.tensor + eps), "batch_norm_scale")
     shift = walk.fold(lambda: offset - mean.tensor * scale.tensor, "batch_norm_shift")
-    return (_affine(walk, x, scale, shift), None, None)
+    return (affine(walk, x, scale, shift), None, None)
 
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
@@ -47,7 +48,7 @@ def scale(walk: Walk, x: Any, y: Any) -> Form | None:
     """
     x, y = (y, x) if not isinstance(x, Concat | Affine | Sum) else (x, y)
     vector = _vector(walk, x, y)
-    return None if vector is None else _affine(walk, x, vector, None)
+    return None if vector is None else affine(walk, x, vector, None)
 
 
 @rule(aten.div.Tensor, aten.div.Scalar)
@@ -56,7 +57,7 @@ def divide(walk: Walk, x: Any, y: Any) -> Form | None:
     vector = _vector(walk, x, y)
     if vector is None:
         return None
-    return _affine(walk, x, walk.fold(vector.tensor.reciprocal, vector.name), None)
+    return affine(walk, x, walk.fold(vector.tensor.reciprocal, vector.name), None)
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
@@ -70,7 +71,7 @@ def shift(walk: Walk, x: Any, y: Any, *, alpha: Any = 1) -> Form | None:
         return None
     x, y = (y, x) if not isinstance(x, Concat | Affine | Sum) else (x, y)
     vector = _vector(walk, x, y)
-    return None if vector is None else _affine(walk, x, None, vector)
+    return None if vector is None else affine(walk, x, None, vector)
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
@@ -79,7 +80,7 @@ def subtract(walk: Walk, x: Any, y: Any, *, alpha: Any = 1) -> Form | None:
     vector = _vector(walk, x, y) if alpha == 1 else None
     if vector is None:
         return None
-    return _affine(walk, x, None, walk.fold(vector.tensor.neg, vector.name))
+    return affine(walk, x, None, walk.fold(vector.tensor.neg, vector.name))
 
 
 @rule(aten.add.Tensor)
@@ -100,6 +101,21 @@ def add(walk: Walk, x: Any, y: Any, *, alpha: Any = 1) -> Sum | None:
     if any(isinstance(v, Sum) and v.is_shared for v in (x, y)):
         return None
     return Sum(_total(walk, users), _total(walk, cands), x.rows)
+
+
+@rule(aten.sub.Tensor)
+def difference(walk: Walk, x: Any, y: Any, *, alpha: Any = 1) -> Sum | None:
+    """A12: before: User u - Cand c; after: Sum(u, -c). The negative is known as such."""
+    if alpha != 1 or {type(x), type(y)} != {User, Cand} or x.rows is None or x.rows != y.rows:
+        return None
+    if not _same_shape_and_type(x, y) or not f.dtype(x).is_floating_point:
+        return None
+    small = y.spread or y
+    negative: Any = type(y)(-small.tensor, small.rows, minus=small)
+    if small is not y:
+        spread = negative.tensor.expand(y.tensor.shape)
+        negative = type(y)(spread, y.rows, spread=negative, minus=y)
+    return Sum(x, negative, x.rows) if isinstance(x, User) else Sum(negative, x, x.rows)
 
 
 def _is_user(term: Any) -> bool:
@@ -139,10 +155,13 @@ def _vector(walk: Walk, x: Any, y: Any) -> Const | None:
     """`y` as a vector along the one axis of `x` that a scale or shift may follow, or None."""
     if not isinstance(x, Concat | Affine | Sum) or not f.dtype(x).is_floating_point:
         return None
+    axis = next((a for a in range(f.rank(x)) if _has_channel(x, a)), None)
+    return None if axis is None else vector_along(walk, x, axis, y)
+
+
+def vector_along(walk: Walk, x: Form, axis: int, y: Any) -> Const | None:
+    """`y` as a vector along an axis of `x`, or None where it is no number and no such constant."""
     dims = f.shape(x)
-    axis = next((a for a in range(len(dims)) if _has_channel(x, a)), None)
-    if axis is None:
-        return None
     size = dims[axis]
     if isinstance(y, int | float) and not isinstance(y, bool):
         like = f.sample(x)
@@ -160,7 +179,7 @@ def _vector(walk: Walk, x: Any, y: Any) -> Const | None:
     return walk.fold(lambda: y.tensor.reshape(-1).expand(size), y.name)
 
 
-def _affine(walk: Walk, x: Any, scale: Const | None, shift: Const | None) -> Form:
+def affine(walk: Walk, x: Any, scale: Const | None, shift: Const | None) -> Any:
     if isinstance(x, Sum):
         return replace(
             x, user=_fold(walk, x.user, scale, shift), cand=_fold(walk, x.cand, scale, None)
@@ -168,14 +187,14 @@ def _affine(walk: Walk, x: Any, scale: Const | None, shift: Const | None) -> For
     inner = Affine(x, None, None) if isinstance(x, Concat) else x
     old_scale, old_shift = inner.scale, inner.shift
     if scale is not None:
-        old_scale = _combine(walk, torch.mul, old_scale, scale)
-        old_shift = None if old_shift is None else _combine(walk, torch.mul, old_shift, scale)
+        old_scale = combine(walk, torch.mul, old_scale, scale)
+        old_shift = None if old_shift is None else combine(walk, torch.mul, old_shift, scale)
     if shift is not None:
-        old_shift = _combine(walk, torch.add, old_shift, shift)
+        old_shift = combine(walk, torch.add, old_shift, shift)
     return Affine(inner.x, old_scale, old_shift)
 
 
-def _combine(walk: Walk, function: Any, old: Const | None, new: Const) -> Const:
+def combine(walk: Walk, function: Any, old: Const | None, new: Const) -> Const:
     return new if old is None else walk.fold(lambda: function(old.tensor, new.tensor), new.name)
 
 
@@ -187,5 +206,5 @@ def _fold(walk: Walk, term: Any, scale: Const | None, shift: Const | None) -> Pr
         if term.bias is not None:
             bias = walk.fold(lambda: term.bias.tensor * scale.tensor, term.bias.name)
     if shift is not None:
-        bias = _combine(walk, torch.add, bias, shift)
+        bias = combine(walk, torch.add, bias, shift)
     return replace(term, weight=weight, bias=bias)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Concat, Const, Form, Scores
 from ikbo.transform.origin import at_origin
-from ikbo.transform.rowwise import cut, joined, joint_borders
+from ikbo.transform.parts import cut, joined, joint_borders
 from ikbo.transform.rules.registry import rule
 from ikbo.transform.scores import run, started
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Affine, Cand, Concat, Const, Form, Product, Sum, User
+from ikbo.transform.forms import Cand, Concat, Const, Form, Product, Sum, User
+from ikbo.transform.parts import rejoined
+from ikbo.transform.pending import Affine, Joined, Normed, Scaled
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -22,7 +24,10 @@ aten = torch.ops.aten
 def is_mixed_along(x: Form, axis: int) -> bool:
     """Whether user and candidate parts lie side by side along `axis`."""
     concat = x.x if isinstance(x, Affine) else x
-    return isinstance(concat, Concat) and concat.axis == f.normal_axis(axis, f.rank(concat))
+    ndim = f.rank(x)
+    if isinstance(concat, Joined | Normed):
+        return f.normal_axis(axis, ndim) == ndim - 1
+    return isinstance(concat, Concat | Scaled) and concat.axis == f.normal_axis(axis, ndim)
 
 
 @rule(aten.linear.default)
@@ -39,10 +44,10 @@ def linear(walk: Walk, x: Form, weight: Form, bias: Form | None = None) -> Sum |
     if isinstance(x, Affine):
         weight, bias = _fold_affine(walk, x, weight, bias)
         x = x.x
-    assert isinstance(x, Concat)
-    user = walk.once("user side", x, lambda: _side(walk, x, User))
-    cand = walk.once("candidate side", x, lambda: _side(walk, x, Cand))
-    w_user, w_cand = (_columns(walk, x, weight, kind) for kind in (User, Cand))
+    if not isinstance(x, Concat):
+        return None
+    user, cand = (side_of(walk, x, side) for side in (User, Cand))
+    w_user, w_cand = (columns_of(walk, x, weight, side) for side in (User, Cand))
     return Sum(
         Product("linear", user, w_user, bias, walk.node),
         Product("linear", cand, w_cand, None, walk.node),
@@ -71,16 +76,20 @@ def _is_on(part: Any, side: type) -> bool:
     return isinstance(part, Cand) == (side is Cand)
 
 
-def _side(walk: Walk, x: Concat, side: type) -> Any:
+def side_of(walk: Walk, x: Concat, side: type) -> Any:
     """The user's or the candidate's parts of a concatenation, as one form."""
-    parts = [part for part in x.parts if _is_on(part, side)]
+    return walk.once(f"{side.__name__} side", x, lambda: _side(walk, x, side))
+
+
+def _side(walk: Walk, x: Concat, side: type) -> Any:
+    parts = rejoined(walk, [part for part in x.parts if _is_on(part, side)], x.axis)
     if len(parts) == 1 and isinstance(parts[0], User | Cand):
         return parts[0]
     tensors = [p.tensor if isinstance(p, Cand) else walk.at_users(p) for p in parts]
     return _cat(side, parts, tensors, x)
 
 
-def _columns(walk: Walk, x: Concat, weight: Const, side: type) -> Const:
+def columns_of(walk: Walk, x: Concat, weight: Const, side: type) -> Const:
     """The columns of a weight that meet the parts of one side."""
     widths = [f.width(part, x.axis) for part in x.parts]
     ranges = [
@@ -169,19 +178,35 @@ def einsum(walk: Walk, equation: str, operands: Sequence[Form], **_: Any) -> For
     return walk.apply(aten.permute.default, out, [(rest + m).index(letter) for letter in output])
 
 
+@rule(aten.tensordot.default)
+def tensordot(
+    walk: Walk, x: Form, weight: Form, x_dims: Sequence[int], weight_dims: Sequence[int]
+) -> Form | None:
+    """A1: before: tensordot(cat([u, c], 1), V, [1], [0]); after: permute, linear(..., V.T)."""
+    is_matrix = isinstance(weight, Const) and weight.tensor.ndim == 2 and weight.rows is None
+    if not is_matrix or len(x_dims) != 1 or isinstance(x, Const):
+        return None
+    ndim, axis = f.rank(x), f.normal_axis(x_dims[0], f.rank(x))
+    last = walk.apply(aten.permute.default, x, [*(a for a in range(ndim) if a != axis), axis])
+    is_first = f.normal_axis(weight_dims[0], 2) == 0
+    matrix = _transposed(walk, weight) if is_first else weight  # type: ignore[arg-type]
+    return walk.apply(aten.linear.default, last, matrix)
+
+
 @rule(aten.conv1d.default, aten.conv2d.default)
 def conv(walk: Walk, x: Form, weight: Form, bias: Form | None = None, *options: Any) -> Form | None:
-    """A1, A2: a convolution of kernel size 1 over mixed channels.
+    """A1, A2: a convolution of kernel size 1 over mixed channels, or over positions of both sides.
 
     before: conv1d(cat([e_user, e_cand], 1), W[M, K, 1], b)
     after:  permute channels last, linear(W[M, K], b), permute back
     """
-    if not (isinstance(weight, Const) and is_mixed_along(x, 1)):
+    is_mixed = isinstance(x, Concat) or is_mixed_along(x, 1)
+    if not (isinstance(weight, Const) and is_mixed) or f.rank(x) < 3:
         return None
     defaults: list[Any] = [1, 0, 1, 1]
     stride, padding, _, groups = list(options) + defaults[len(options) :]
     flat = [*_ints(stride), *[p + 1 for p in _ints(padding)], groups, *weight.tensor.shape[2:]]
-    if any(number != 1 for number in flat) or isinstance(padding, str) or f.rank(x) < 3:
+    if any(number != 1 for number in flat) or isinstance(padding, str):
         return None
     ndim = f.rank(x)
     last = walk.apply(aten.permute.default, x, [0, *range(2, ndim), 1])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Form, Rows, User
-from ikbo.transform.rowwise import cut, joined, joint_borders
+from ikbo.transform.parts import cut, joined, joint_borders
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def masked_sdpa(
         fixed = mask
     if fixed is not None and not (isinstance(fixed, Const) and fixed.rows is None):
         return None
-    bias = walk.fold(lambda: _bias(fixed, is_causal, sizes, f.sample(q)), "mask")
+    bias = walk.fold(lambda: bias_of(fixed, is_causal, sizes, f.sample(q)), "mask")
     borders = joint_borders([k, v])
     spans = list(pairwise(borders))
     keys = list(zip(cut(walk, k, borders), cut(walk, v, borders), spans, strict=True))
@@ -65,7 +65,7 @@ def masked_sdpa(
         k_seen, v_seen = (_joined_keys(walk, [key[i] for key in some], k.axis) for i in (0, 1))
         ranges = [key[2] for key in some]
         if of_keys is None:
-            piece: Form | None = _piece(walk, bias, span, ranges)
+            piece: Form | None = piece_of(walk, bias, span, ranges)
         else:
             piece = _piece_of_keys(walk, of_keys, span, ranges)
         parts.append(
@@ -99,7 +99,7 @@ def joint_sdpa(
     if f.width(v_user, 2) != count or k_user.tensor.shape != v_user.tensor.shape:
         return None
     sizes = (f.width(q, 2), f.width(k, 2))
-    bias = walk.fold(lambda: _bias(mask, is_causal, sizes, q.tensor), "mask")
+    bias = walk.fold(lambda: bias_of(mask, is_causal, sizes, q.tensor), "mask")
     if walk.constants.fold(lambda: bool(bias.tensor[..., :count].any())):
         return None
     at_users = [
@@ -110,7 +110,7 @@ def joint_sdpa(
     )
     factor = q.tensor.shape[-1] ** -0.5 if scale is None else scale
     scores = (q.tensor @ k_cand.tensor.mT).to(lse.dtype) * factor
-    own = _piece(walk, bias, (0, sizes[0]), [(count, sizes[1])])
+    own = piece_of(walk, bias, (0, sizes[0]), [(count, sizes[1])])
     if own is not None:
         scores = scores + walk.use(own)
     top = torch.maximum(lse, scores.amax(-1))
@@ -182,7 +182,7 @@ def _piece_of_keys(walk: Walk, mask: Concat, rows: Span, spans: list[Span]) -> F
     return _joined_keys(walk, pieces, mask.axis)
 
 
-def _bias(mask: Const | None, is_causal: bool, sizes: tuple[int, int], like: Tensor) -> Tensor:
+def bias_of(mask: Const | None, is_causal: bool, sizes: tuple[int, int], like: Tensor) -> Tensor:
     """What is added to the scores, `[..., rows, keys]`; -inf where a key is not seen."""
     bias = torch.zeros(sizes, dtype=like.dtype, device=like.device)
     if is_causal:
@@ -211,7 +211,7 @@ def _joined_keys(walk: Walk, pieces: list[Any], axis: int) -> Form:
     return pieces[0] if len(pieces) == 1 else walk.apply(aten.cat.default, pieces, axis)
 
 
-def _piece(walk: Walk, bias: Const, rows: Span, spans: list[Span]) -> Const | None:
+def piece_of(walk: Walk, bias: Const, rows: Span, spans: list[Span]) -> Const | None:
     """The mask of some rows and key ranges; None where it changes nothing."""
 
     def compute() -> Tensor:

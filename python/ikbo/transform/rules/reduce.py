@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over a mixed axis, and pooled look-ups."""
+"""Reductions over a mixed axis (A19), and pooled look-ups."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ aten = torch.ops.aten
 
 @rule(aten.sum.dim_IntList)
 def sum_(walk: Walk, x: Form, dim: Any, keepdim: bool = False, **options: Any) -> Form | None:
-    """A22: a sum over the axis of a concatenation is a sum of sums.
+    """A19: a sum over the axis of a concatenation is a sum of sums.
 
     before: sum(cat([expand(u), c], 1), 1)    after: Sum(sum(u, 1) at U, sum(c, 1) at B)
     """
@@ -37,7 +38,7 @@ def sum_(walk: Walk, x: Form, dim: Any, keepdim: bool = False, **options: Any) -
 
 @rule(aten.mean.dim)
 def mean(walk: Walk, x: Form, dim: Any, keepdim: bool = False, **options: Any) -> Form | None:
-    """A22: before: mean(cat([expand(u), c], 1), 1); after: the sum, divided at each batch."""
+    """A19: before: mean(cat([expand(u), c], 1), 1); after: the sum, divided at each batch."""
     if not isinstance(x, Concat) or not dim:
         return None
     axes = [f.normal_axis(d, f.rank(x)) for d in dim]
@@ -49,6 +50,46 @@ def mean(walk: Walk, x: Form, dim: Any, keepdim: bool = False, **options: Any) -
     return Sum(
         User(user.tensor / count, user.rows), Cand(cand.tensor / count, cand.rows), total.rows
     )
+
+
+def _combined(target: Any, pairwise: Any) -> None:
+    @rule(target)
+    def reduce(walk: Walk, x: Form, dim: Any = (), keepdim: bool = False) -> Cand | None:
+        """A19: before: amax(cat([expand(u), c], 1), 1); after: maximum(amax(u) at U, amax(c))."""
+        axes = [f.normal_axis(d, f.rank(x)) for d in ([dim] if isinstance(dim, int) else dim)]
+        if not isinstance(x, Concat) or x.axis not in axes or x.rows.axis in axes:
+            return None
+        parts = [walk.apply(target, part, dim, keepdim) for part in x.parts]
+        users = [walk.at_users(part) for part in parts if f.is_user_only(part)]
+        cands = [part.tensor for part in parts if isinstance(part, Cand)]
+        if not users or not cands:
+            return None
+        rows = parts[0].rows
+        user = walk.materialise(User(functools.reduce(pairwise, users), rows))
+        return Cand(functools.reduce(pairwise, [user, *cands]), rows)
+
+    reduce.__name__ = f"{target._opname}_"
+
+
+_combined(aten.amax.default, torch.maximum)
+_combined(aten.amin.default, torch.minimum)
+_combined(aten.logsumexp.default, torch.logaddexp)
+
+
+def _with_places(target: Any, values: Any) -> None:
+    @rule(target)
+    def reduce(walk: Walk, x: Form, dim: int, keepdim: bool = False) -> tuple[Form, Form] | None:
+        """A19: before: max(cat([u, c], 1), 1); after: amax(...), and places if they are read."""
+        if not isinstance(x, Concat) or f.normal_axis(dim, f.rank(x)) != x.axis:
+            return None
+        out = walk.apply(values, x, [dim], keepdim)
+        return out, Cand(target(walk.materialise(x), dim, keepdim)[1], out.rows)
+
+    reduce.__name__ = f"{target._opname}_and_places"
+
+
+_with_places(aten.max.dim, aten.amax.default)
+_with_places(aten.min.dim, aten.amin.default)
 
 
 @rule(aten.embedding_bag.padding_idx)

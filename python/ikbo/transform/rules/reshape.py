@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Cand, Concat, Const, Form, Merged, Rows, Size, Sum, User
+from ikbo.transform.forms import Cand, Concat, Const, Form, Merged, Rows, Scores, Size, Sum, User
+from ikbo.transform.parts import narrow
+from ikbo.transform.pending import Affine, Joined, Outer, Scaled
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -68,10 +71,23 @@ def reshaped(
     """
     if isinstance(x, Sum):
         x = Cand(walk.materialise(x), x.rows)
+    if isinstance(x, Joined):
+        rows = _rows_after(x, dims)
+        if rows is None or rows.axis == len(dims) - 1 or not f.same(dims[-1], f.shape(x)[-1]):
+            return None
+        return replace(x, rows=rows, view=tuple(dims))
+    if isinstance(x, Scaled):
+        return _reshaped_scaled(walk, x, dims)
+    if isinstance(x, Scores | Outer):
+        return None
     if isinstance(x, Merged):
         x, direct = x.x, None
     if isinstance(x, Concat):
-        return _reshaped_concat(walk, x, dims, direct) or _merged(walk, x, dims)
+        return (
+            _reshaped_concat(walk, x, dims, direct)
+            or _interleaved(walk, x, dims)
+            or _merged(walk, x, dims)
+        )
     if isinstance(x, Const) and x.rows is None and not any(isinstance(d, Size) for d in dims):
         return walk.fold(lambda: x.tensor.reshape(dims), x.name)
     if not isinstance(x, Const | User | Cand) or x.rows is None:
@@ -92,6 +108,17 @@ def reshaped(
         return type(x)(direct(x.tensor), rows, base=x, keep=keep, dead=dead)
     tensor = origin.tensor.reshape([f.at(d, n) for d in dims])  # type: ignore[union-attr]
     return type(x)(tensor, rows, base=origin, keep=keep, dead=dead)
+
+
+def _reshaped_scaled(walk: Walk, x: Scaled, dims: list[Any]) -> Scaled | None:
+    if isinstance(x.x, Affine):
+        return None
+    inside = reshaped(walk, x.x, dims)
+    if not isinstance(inside, Concat):
+        return None
+    sizes = [*dims[: inside.axis], 1, *dims[inside.axis + 1 :]]
+    gain = reshaped(walk, x.gain, sizes)
+    return replace(x, x=inside, gain=gain) if isinstance(gain, Cand) else None
 
 
 def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -138,6 +165,41 @@ def _reshaped_concat(walk: Walk, x: Concat, dims: list[Any], direct: Any) -> Con
             and len({p.rows for p in parts}) == 1
         ):  # type: ignore[union-attr]
             return Concat(axis, tuple(parts), parts[0].rows)  # type: ignore[arg-type,union-attr]
+    return None
+
+
+# Parts of one concatenation; they cost time while the graph is made, not when it runs.
+_MAX_PARTS = 1024
+
+
+def _interleaved(walk: Walk, x: Concat, dims: list[Any]) -> Concat | None:
+    """The axis of the concatenation is merged with axes before it: its parts take turns.
+
+    before: view(Concat(2, [u [U, K, 1], c [B, K, 1]]), [B, 2 K])
+    after:  Concat(1, [u[:, 0:1], c[:, 0:1], u[:, 1:2], ...])
+    """
+    old = f.shape(x)
+    for first in range(x.axis - 1, x.rows.axis, -1):
+        turns = f.product(old[first : x.axis], 1)
+        if turns == 1 or turns * len(x.parts) > _MAX_PARTS:
+            continue
+        for axis in range(len(dims)):
+            behind = _quotient([*old[x.axis + 1 :]], dims[axis + 1 :])
+            if not _same_product(old[:first], dims[:axis]) or behind is None:
+                continue
+            wholes = []
+            for part in x.parts:
+                size = turns * f.width(part, x.axis) * behind
+                wholes.append(reshaped(walk, part, [*dims[:axis], size, *dims[axis + 1 :]]))
+            if not all(isinstance(p, Const | User | Cand) for p in wholes):
+                continue
+            widths = [f.width(part, x.axis) * behind for part in x.parts]
+            parts = [
+                narrow(walk, whole, axis, turn * width, width)
+                for turn in range(turns)
+                for whole, width in zip(wholes, widths, strict=True)
+            ]
+            return Concat(axis, tuple(parts), wholes[0].rows)  # type: ignore[arg-type,union-attr]
     return None
 
 

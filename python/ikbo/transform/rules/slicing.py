@@ -10,7 +10,7 @@ import torch
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Concat, Const, Form, PerBatch, Rows, Size
-from ikbo.transform.rowwise import narrow
+from ikbo.transform.parts import narrow
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def _range(walk: Walk, x: Concat, lo: int, hi: int) -> Form:
         width = f.width(part, x.axis)
         first, last = max(lo - start, 0), min(hi - start, width)
         if first < last:
-            whole = (first, last) == (0, width)
-            parts.append(part if whole else narrow(walk, part, x.axis, first, last - first))
+            parts.append(narrow(walk, part, x.axis, first, last - first))
         start += width
     return parts[0] if len(parts) == 1 else walk.apply(aten.cat.default, parts, x.axis)
 
@@ -39,7 +38,7 @@ def slice_(
     """before: slice(Concat(1, [u, c]), 1, 0, K_user); after: u. A full slice is the value."""
     dims, axis = f.shape(x), f.normal_axis(dim, f.rank(x))
     lo = 0 if start is None else start
-    hi = _LAST if end is None else end
+    hi = f.LAST if end is None else end
     if step == 1 and isinstance(lo, int) and lo == 0 and (_is_last(hi) or f.same(hi, dims[axis])):
         return x
     bounds = (lo, hi)
@@ -51,11 +50,8 @@ def slice_(
     return _range(walk, x, lo, hi) if lo < hi else None
 
 
-_LAST = torch.iinfo(torch.int64).max
-
-
 def _is_last(bound: Any) -> bool:
-    return isinstance(bound, int) and bound == _LAST
+    return isinstance(bound, int) and bound == f.LAST
 
 
 @rule(aten.select.int)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Form, Merged, Rows, Size, Sum, User
+from ikbo.transform.parts import rejoined
+from ikbo.transform.pending import Scaled
 from ikbo.transform.rules.linear import swapped
 from ikbo.transform.rules.registry import rule
 
@@ -45,7 +47,7 @@ def cat(walk: Walk, tensors: Sequence[Form], dim: int = 0) -> Concat | None:
     mixed = any(isinstance(x, User) for x in parts) and any(isinstance(x, Cand) for x in parts)
     if where is None or where.axis == axis or not mixed:
         return None
-    return Concat(axis, tuple(parts), where)
+    return Concat(axis, tuple(rejoined(walk, parts, axis)), where)
 
 
 def _is_across(tensors: Sequence[Form], axis: int) -> bool:
@@ -91,6 +93,9 @@ def permute(walk: Walk, x: Form, dims: Sequence[int]) -> Form | None:
         return Concat(order.index(x.axis), parts, _moved(x.rows, order))
     if isinstance(x, Merged):
         return _permuted_merged(walk, x, order)
+    if isinstance(x, Scaled):
+        inside, gain = (walk.apply(aten.permute.default, y, dims) for y in (x.x, x.gain))
+        return replace(x, x=inside, gain=gain) if isinstance(inside, Concat) else None
     if isinstance(x, Const):
         rows = None if x.rows is None else _moved(x.rows, order)
         return walk.fold(lambda: x.tensor.permute(order), x.name, rows)
@@ -166,12 +171,20 @@ def expand(walk: Walk, x: Form, sizes: Sequence[Any], **_: Any) -> Form | None:
     keep = None if x.keep is None else walk.apply(aten.expand.default, x.keep, sizes)
     out = x.tensor.expand([f.at(d, n) for d in dims])
     dead = x.dead if out.shape[-2:] == x.tensor.shape[-2:] else None
-    return type(x)(out, rows, keep=keep, dead=dead)
+    return type(x)(out, rows, keep=keep, dead=dead, spread=(x.spread or x) if new == 0 else None)
 
 
 @rule(aten.repeat.default)
-def repeat(walk: Walk, x: Form, repeats: Sequence[Any]) -> Const | None:
-    """before: repeat(Const [k, d], [B, 1]); after: Const [k, d], its rows shared by the batch."""
+def repeat(walk: Walk, x: Form, repeats: Sequence[Any]) -> Form | None:
+    """before: repeat(Const [k, d], [B, 1]); after: Const [k, d], its rows shared by the batch.
+
+    An axis of size 1 of a value with a batch is expanded.
+    """
+    if isinstance(x, User | Cand) and x.rows is not None and len(repeats) == f.rank(x):
+        ones = [f.same(d, 1) for d in f.shape(x)]
+        if all(one or f.same(n, 1) for one, n in zip(ones, repeats, strict=True)):
+            sizes = [n if one else -1 for one, n in zip(ones, repeats, strict=True)]
+            return walk.apply(aten.expand.default, x, sizes)
     if not isinstance(x, Const) or x.rows is not None:
         return None
     old = [1] * (len(repeats) - x.tensor.ndim) + f.shape(x)

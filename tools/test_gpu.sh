@@ -78,7 +78,11 @@ printf '\n== GPU tests (logs in %s)\n' "$LOGS"
 pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
 # Without one the tests below would be skipped.
 start a-gpu-for-pytorch $PYTHON -c "import torch; torch.zeros(1, device='cuda')"
-pytest python-operators tests/ops/test_*cuda*.py tests/ops/test_composite.py::test_on_cuda
+for file in tests/ops/test_*cuda*.py; do
+  name=${file##*/test_}
+  pytest "python-${name%.py}" "$file"
+done
+pytest python-composite tests/ops/test_composite.py::test_on_cuda
 pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu
 pytest replayed-package tests/e2e/test_cuda_package.py -k on_the_gpu
 for test in bmm bmm_delays expand index_check lce lce_delays lce_generic linear linear_delays \

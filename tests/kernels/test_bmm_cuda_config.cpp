@@ -174,6 +174,16 @@ TEST(BmmCudaConfig, EverythingElseIsGenericOrComposed) {
   EXPECT_EQ(with([](auto& p) { p.stride_b_n = 2; }), "bmm_mma");
 }
 
+TEST(BmmCudaConfig, HopperCountsItsTilesIn32Bits) {
+  constexpr int kMany = 1 << 27;  // users with one candidate of 8 columns each: a tile a user
+  EXPECT_EQ(chosen_for({.p = 256, .r = 16, .n = 8, .num_candidates = kMany, .num_users = kMany})
+                .substr(0, 8),
+            "bmm_sm90");
+  const std::string other =
+      chosen_for({.p = 4096, .r = 16, .n = 8, .num_candidates = kMany, .num_users = kMany});
+  EXPECT_EQ(other.find("bmm_sm90"), std::string::npos) << other;
+}
+
 TEST(BmmCudaConfig, NoChoiceNeedsMoreSharedMemoryThanThereIs) {
   for (const int p : {1, 64, 100, 192, 300, 5000}) {
     for (const int r : {8, 64, 136, 320, 512, 768, 1024, 5000}) {

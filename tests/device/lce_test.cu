@@ -15,6 +15,7 @@
 #include "device_memory.h"
 #include "ikbo/lce.h"
 #include "repeated_launches.cuh"
+#include "two_streams.cuh"
 
 namespace ikbo::test {
 namespace {
@@ -226,11 +227,13 @@ struct LceRun {
     problem.params.workspace = workspace->data();
   }
   void operator()(cudaStream_t stream = nullptr) { lce(problem.params, config, limits, stream); }
+  void poison() const { problem.out.poison(); }
   std::vector<std::uint16_t> result() {
-    problem.out.poison();
+    poison();
     (*this)();
-    return read_back(problem.out);
+    return read_back();
   }
+  std::vector<std::uint16_t> read_back() const { return test::read_back(problem.out); }
 
   LceProblem problem;
   DeviceLimits limits;
@@ -518,31 +521,7 @@ TEST(LceStreams, TwoStreamsAndAGraphAtOnce) {
   LceRun one(kMiddle);
   LceRun two(
       {.num_users = 3, .num_candidates = 900, .m = 64, .n = 128, .k_user = 64, .k_cand = 90});
-  const std::vector<std::uint16_t> expect_one = one.result();
-  const std::vector<std::uint16_t> expect_two = two.result();
-  cudaStream_t streams[2];
-  for (cudaStream_t& stream : streams) {
-    IKBO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  IKBO_CUDA_CHECK(cudaStreamBeginCapture(streams[1], cudaStreamCaptureModeThreadLocal), "capture");
-  two(streams[1]);
-  IKBO_CUDA_CHECK(cudaStreamEndCapture(streams[1], &graph), "capture");
-  IKBO_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  one.problem.out.poison();
-  two.problem.out.poison();
-  IKBO_CUDA_CHECK(cudaDeviceSynchronize(), "poison");
-  for (int i = 0; i < 100; ++i) {
-    one(streams[0]);
-    IKBO_CUDA_CHECK(cudaGraphLaunch(replay, streams[1]), "replay");
-  }
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(expect_one, read_back(one.problem.out));
-  EXPECT_EQ(expect_two, read_back(two.problem.out));
-  IKBO_CUDA_CHECK(cudaGraphExecDestroy(replay), "graph");
-  IKBO_CUDA_CHECK(cudaGraphDestroy(graph), "graph");
-  for (cudaStream_t stream : streams) IKBO_CUDA_CHECK(cudaStreamDestroy(stream), "stream");
+  expect_no_change_by_the_other(one, two);
 }
 
 }  // namespace

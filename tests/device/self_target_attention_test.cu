@@ -17,6 +17,7 @@
 #include "device_inputs.cuh"
 #include "device_memory.h"
 #include "ikbo/self_target_attention_cuda.h"
+#include "two_streams.cuh"
 
 namespace ikbo::test {
 namespace {
@@ -566,31 +567,7 @@ TEST(SelfAttentionStreams, TwoStreamsAndAGraphAtOnce) {
   SelfRun one(kMiddle);
   // With a kernel ahead that groups.
   SelfRun two({.num_users = 300, .num_candidates = 300, .num_keys = 100, .head_dim = 64});
-  const Results expect_one = one.result();
-  const Results expect_two = two.result();
-  cudaStream_t streams[2];
-  for (cudaStream_t& stream : streams) {
-    IKBO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  IKBO_CUDA_CHECK(cudaStreamBeginCapture(streams[1], cudaStreamCaptureModeThreadLocal), "capture");
-  two(streams[1]);
-  IKBO_CUDA_CHECK(cudaStreamEndCapture(streams[1], &graph), "capture");
-  IKBO_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  one.poison();
-  two.poison();
-  IKBO_CUDA_CHECK(cudaDeviceSynchronize(), "poison");
-  for (int i = 0; i < 100; ++i) {
-    one(streams[0]);
-    IKBO_CUDA_CHECK(cudaGraphLaunch(replay, streams[1]), "replay");
-  }
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(expect_one, one.read_back());
-  EXPECT_EQ(expect_two, two.read_back());
-  IKBO_CUDA_CHECK(cudaGraphExecDestroy(replay), "graph");
-  IKBO_CUDA_CHECK(cudaGraphDestroy(graph), "graph");
-  for (cudaStream_t stream : streams) IKBO_CUDA_CHECK(cudaStreamDestroy(stream), "stream");
+  expect_no_change_by_the_other(one, two);
 }
 
 }  // namespace

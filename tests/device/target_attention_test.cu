@@ -16,6 +16,7 @@
 #include "device_memory.h"
 #include "ikbo/target_attention_cuda.h"
 #include "repeated_launches.cuh"
+#include "two_streams.cuh"
 
 namespace ikbo::test {
 namespace {
@@ -274,9 +275,12 @@ struct AttentionRun {
   void operator()(cudaStream_t stream = nullptr) {
     target_attention(problem.params, config, limits, workspace->data(), stream);
   }
-  std::vector<std::uint32_t> result() {
+  void poison() const {
     problem.out.poison();
     problem.lse.poison();
+  }
+  std::vector<std::uint32_t> result() {
+    poison();
     workspace->poison();
     (*this)();
     return read_back();
@@ -517,31 +521,7 @@ TEST(AttentionDeterminism, CandidatesDoNotDependOnTheirBatch) {
 TEST(AttentionStreams, TwoStreamsAndAGraphAtOnce) {
   AttentionRun one(kMiddle);
   AttentionRun two({.num_users = 30, .num_candidates = 300, .num_keys = 100, .head_dim = 64});
-  const std::vector<std::uint32_t> expect_one = one.result();
-  const std::vector<std::uint32_t> expect_two = two.result();
-  cudaStream_t streams[2];
-  for (cudaStream_t& stream : streams) {
-    IKBO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  IKBO_CUDA_CHECK(cudaStreamBeginCapture(streams[1], cudaStreamCaptureModeThreadLocal), "capture");
-  two(streams[1]);
-  IKBO_CUDA_CHECK(cudaStreamEndCapture(streams[1], &graph), "capture");
-  IKBO_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  one.problem.out.poison();
-  two.problem.out.poison();
-  IKBO_CUDA_CHECK(cudaDeviceSynchronize(), "poison");
-  for (int i = 0; i < 100; ++i) {
-    one(streams[0]);
-    IKBO_CUDA_CHECK(cudaGraphLaunch(replay, streams[1]), "replay");
-  }
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(expect_one, one.read_back());
-  EXPECT_EQ(expect_two, two.read_back());
-  IKBO_CUDA_CHECK(cudaGraphExecDestroy(replay), "graph");
-  IKBO_CUDA_CHECK(cudaGraphDestroy(graph), "graph");
-  for (cudaStream_t stream : streams) IKBO_CUDA_CHECK(cudaStreamDestroy(stream), "stream");
+  expect_no_change_by_the_other(one, two);
 }
 
 }  // namespace

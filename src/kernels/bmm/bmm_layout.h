@@ -65,6 +65,13 @@ inline constexpr int kMaxStages = 16;
 inline constexpr int kMaxUserSlots = 8;
 inline constexpr int kBarrierBytes =
     (2 * kMaxStages + 2 * kMaxUserSlots + kConsumers) * static_cast<int>(sizeof(std::uint64_t));
+// What a CTA that groups for itself keeps of the list of tiles, its own share, where it fits.
+inline constexpr int kOwnTiles = 64;
+inline constexpr int kOwnCands = 384;
+struct OwnList {
+  Tile tiles[kOwnTiles];
+  std::int32_t cands[kOwnCands];
+};
 inline constexpr int kMaxSharedBytes = 232448;
 
 inline constexpr int blocks_of(int r) { return (r + kBlockR - 1) / kBlockR; }
@@ -76,7 +83,8 @@ inline int blocks_of_slot(const BmmCudaConfig& config, int num_blocks) {
 }
 inline int shared_bytes(const BmmCudaConfig& config, int num_blocks) {
   return config.user_slots * user_bytes(config.tile_p, blocks_of_slot(config, num_blocks)) +
-         config.stages * kStageBytes + kConsumers * kStagingBuffers * kStagingBytes + kBarrierBytes;
+         config.stages * kStageBytes + kConsumers * kStagingBuffers * kStagingBytes +
+         kBarrierBytes + static_cast<int>(sizeof(OwnList));
 }
 
 // Columns of a box of the copy engine, in b_cand and in out: of one candidate.

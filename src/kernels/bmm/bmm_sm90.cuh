@@ -32,22 +32,23 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
   if (s_base % Traits::kAlignment != 0) asm volatile("trap;");
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kThreads, 0);
   const int thread = static_cast<int>(threadIdx.x) % kThreads;
-  const Sm90Cta<Traits> cta{.params = params, .s_base = s_base};
+  Sm90Cta<Traits> cta{.params = params, .s_base = s_base, .list = {}};
+  using Groups = Sm90Groups<Traits>;
+  if (params.args.groups_in_each_cta) {
+    Groups::begin(params.args, reinterpret_cast<typename Groups::Scratch&>(s_raw));
+  }
   if (threadIdx.x == 0) {
     cta.init_barriers();
     device::prefetch_tensor_map(&params.a);
     if (!cta.is_async()) device::prefetch_tensor_map(&params.b);
     if (params.args.store == BmmStore::kTma) device::prefetch_tensor_map(&params.out);
   }
-  using Groups = Sm90Groups<Traits>;
-  if (params.args.groups_in_each_cta) {
-    Groups::begin(params.args, reinterpret_cast<typename Groups::Scratch&>(s_raw));
-  }
   __syncthreads();
   if (params.args.groups_in_each_cta) {
-    Groups::group(params.args);
+    cta.list = Groups::group(cta, s_raw);
   } else {
     device::grid_dependency_wait();  // for the list of tiles
+    cta.list = {params.args.tiles, params.args.grouped_cands, *params.args.num_tiles};
   }
 
   if (warpgroup == kConsumers) {

@@ -278,7 +278,7 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     int user_slot = -1;
     int buffer = 0;
     int turn_phase = consumer == 0 ? 1 : 0;  // the first turn is consumer 0's
-    TileCursor cursor(params.args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       // NOTE: a consumer without a tile of a user waits for that user's matrix all the same: so no
       // barrier is ever two laps ahead of it.
@@ -316,7 +316,7 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     RingPosition ring;
     RingPosition user_ring;
     int buffer = 0;
-    TileCursor cursor(args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       const bool is_pair = !cursor.ends_user();
       if (is_pair) {

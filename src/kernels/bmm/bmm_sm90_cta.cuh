@@ -11,12 +11,20 @@ namespace ikbo::bmm_impl {
 
 using device::RingPosition;
 
+// Tiles and their candidates, by their numbers among all; in shared memory a CTA's own alone.
+struct TileList {
+  const Tile* tiles;
+  const std::int32_t* cands;  // user by user
+  int num_tiles;              // of all CTAs
+};
+
 template <typename Traits>
 struct Sm90Cta {
   const Sm90Params& params;
   std::uint32_t s_base;
+  TileList list;
 
-  // Shared memory: user matrices, stages, each consumer's staging, barriers.
+  // Shared memory: user matrices, stages, each consumer's staging, barriers, the CTA's list.
   __device__ __forceinline__ std::uint32_t user_matrix(int slot) const {
     return s_base + slot * params.args.slot_blocks * Traits::kUserBlockBytes;
   }
@@ -41,6 +49,9 @@ struct Sm90Cta {
   }
   __device__ __forceinline__ std::uint32_t turn(int consumer) const {
     return barrier(2 * kMaxStages + 2 * kMaxUserSlots + consumer);
+  }
+  __device__ __forceinline__ std::uint32_t own_list() const {
+    return barrier(kBarrierBytes / static_cast<int>(sizeof(std::uint64_t)));
   }
 
   __device__ __forceinline__ bool is_async() const { return params.args.feed == BmmFeed::kAsync; }
@@ -88,8 +99,9 @@ struct Sm90Cta {
   // the current one is worked on.
   class TileCursor {
    public:
-    __device__ __forceinline__ explicit TileCursor(const Sm90Args& args)
-        : tiles_(args.tiles), num_tiles_(*args.num_tiles) {
+    __device__ __forceinline__ explicit TileCursor(const Sm90Cta& cta)
+        : tiles_(cta.list.tiles), num_tiles_(cta.list.num_tiles) {
+      const Sm90Args& args = cta.params.args;
       const Share share = share_of_cta(num_tiles_, args.num_tiles_p, args.divide_by_ctas);
       left_ = share.count;
       if (left_ == 0) return;
@@ -137,8 +149,7 @@ struct Sm90Cta {
   __device__ __forceinline__ Column column_at(const Tile& tile, int column) const {
     const int of_user = tile.first_column + column;
     const int position = params.args.divide_by_n(of_user);
-    return {params.args.grouped_cands[tile.first_cand + position],
-            of_user - position * params.args.n};
+    return {list.cands[tile.first_cand + position], of_user - position * params.args.n};
   }
 };
 

@@ -56,6 +56,11 @@ inline CUtensorMap make_out_map(const BmmParams& p) {
   return host::make_tensor_map(spec, kWhat);
 }
 
+// `size` elements a batch entry.
+inline Ahead make_ahead(const void* data, int batch, std::int64_t stride, std::int64_t size) {
+  return {data, stride == size ? batch * size * 2 : 0};
+}
+
 template <typename Traits>
 void launch_typed(const Sm90Launch& launch) {
   const BmmParams& p = launch.params;
@@ -86,34 +91,37 @@ void launch_typed(const Sm90Launch& launch) {
                         p);
   }
   if (config.store == BmmStore::kTma) params.out = make_out_map(p);
-  params.args = {.num_tiles = reinterpret_cast<std::int32_t*>(at(layout.num_tiles)),
-                 .tiles = reinterpret_cast<Tile*>(at(layout.tiles)),
-                 .grouped_cands = reinterpret_cast<std::int32_t*>(at(layout.grouped_cands)),
-                 .groups_in_each_cta = groups_in_each_cta(p),
-                 .cand_to_user = p.cand_to_user,
-                 .num_users = p.num_users,
-                 .num_candidates = p.num_candidates,
-                 .b_cand = p.b_cand,
-                 .out = p.out,
-                 .stride_b_b = p.stride_b_b,
-                 .stride_b_inner = Traits::kInnerB == BmmInner::kSum ? p.stride_b_n : p.stride_b_r,
-                 .p = p.p,
-                 .r = p.r,
-                 .n = p.n,
-                 .divide_by_n = device::FastDivide(p.n),
-                 .divide_by_ctas = device::FastDivide(launch.num_sms),
-                 .num_tiles_p = (p.p + Traits::kTileP - 1) / Traits::kTileP,
-                 .num_blocks = num_blocks,
-                 .last_steps = (p.r - (num_blocks - 1) * kBlockR + 15) / 16,
-                 .streams_user = config.streams_user,
-                 .user_slots = config.user_slots,
-                 .slot_blocks = blocks_of_slot(config, num_blocks),
-                 .stages = config.stages,
-                 .ring_stages = config.streams_user ? config.stages / kConsumers : config.stages,
-                 .feed = config.feed,
-                 .store = config.store,
-                 .box_columns = box_columns_of(p.n),
-                 .row_columns = config.feed == BmmFeed::kTma ? box_columns_of(p.n) : kTileColumns};
+  params.args = {
+      .num_tiles = reinterpret_cast<std::int32_t*>(at(layout.num_tiles)),
+      .tiles = reinterpret_cast<Tile*>(at(layout.tiles)),
+      .grouped_cands = reinterpret_cast<std::int32_t*>(at(layout.grouped_cands)),
+      .groups_in_each_cta = groups_in_each_cta(p),
+      .cand_to_user = p.cand_to_user,
+      .num_users = p.num_users,
+      .num_candidates = p.num_candidates,
+      .a_ahead = make_ahead(p.a_user, p.num_users, p.stride_a_u, std::int64_t{p.p} * p.r),
+      .b_ahead = make_ahead(p.b_cand, p.num_candidates, p.stride_b_b, std::int64_t{p.r} * p.n),
+      .b_cand = p.b_cand,
+      .out = p.out,
+      .stride_b_b = p.stride_b_b,
+      .stride_b_inner = Traits::kInnerB == BmmInner::kSum ? p.stride_b_n : p.stride_b_r,
+      .p = p.p,
+      .r = p.r,
+      .n = p.n,
+      .divide_by_n = device::FastDivide(p.n),
+      .divide_by_ctas = device::FastDivide(launch.num_sms),
+      .num_tiles_p = (p.p + Traits::kTileP - 1) / Traits::kTileP,
+      .num_blocks = num_blocks,
+      .last_steps = (p.r - (num_blocks - 1) * kBlockR + 15) / 16,
+      .streams_user = config.streams_user,
+      .user_slots = config.user_slots,
+      .slot_blocks = blocks_of_slot(config, num_blocks),
+      .stages = config.stages,
+      .ring_stages = config.streams_user ? config.stages / kConsumers : config.stages,
+      .feed = config.feed,
+      .store = config.store,
+      .box_columns = box_columns_of(p.n),
+      .row_columns = config.feed == BmmFeed::kTma ? box_columns_of(p.n) : kTileColumns};
   host::launch(kWhat, bmm_sm90_kernel<Traits>,
                {.grid = dim3(static_cast<unsigned>(launch.num_sms)),
                 .threads = Traits::kNumThreads,

@@ -57,7 +57,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
     const auto has_box = [&](const TileAt& at) { return lane * box_columns < at.tile.num_columns; };
     RingPosition ring;
     RingPosition user_ring;
-    TileCursor cursor(args);
+    TileCursor cursor(*this);
     TileAt at;
     bool has_tile = cursor.take(at);
     Column column{};
@@ -108,7 +108,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
     RingPosition ring;  // of the first consumer's stages
     RingPosition second_ring;
     RingPosition user_ring;
-    TileCursor cursor(args);
+    TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
       TileAt second;
       const bool is_pair = !cursor.ends_user() && cursor.take(second);
@@ -190,7 +190,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
   __device__ __forceinline__ void produce_copies(int thread) const {
     RingPosition ring;
     RingPosition user_ring;
-    TileCursor cursor(params.args);
+    TileCursor cursor(*this);
     TileAt at;
     bool has_tile = cursor.take(at);
     Sources sources{};

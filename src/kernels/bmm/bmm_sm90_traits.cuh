@@ -11,8 +11,15 @@
 
 namespace ikbo::bmm_impl {
 
+// A tensor that CTAs ask L2 for, a slice each.
+struct Ahead {
+  const void* data;
+  std::int64_t bytes;  // 0: it has gaps
+};
+
 struct Sm90Args {
-  // Written by the grouping kernel; where each CTA groups for itself, by all CTAs alike.
+  // Written by the grouping kernel. Where each CTA groups for itself and its share does not fit
+  // into its shared memory, all CTAs write the same.
   std::int32_t* num_tiles;
   Tile* tiles;
   std::int32_t* grouped_cands;
@@ -20,6 +27,8 @@ struct Sm90Args {
   const std::int32_t* cand_to_user;
   int num_users;
   int num_candidates;
+  Ahead a_ahead;
+  Ahead b_ahead;
   const void* b_cand;
   void* out;
   std::int64_t stride_b_b;

@@ -22,7 +22,7 @@ struct Sm90Groups {
   // By all threads of the CTA, before its first barrier: what does not depend on the candidates.
   __device__ __forceinline__ static void begin(const Sm90Args& a,
                                                typename Traits::SharedStorage& shared) {
-    groups_of(shared, a.cand_to_user, a.num_users, a.num_candidates).clear();
+    groups_of(shared, a.cand_to_user, a.num_users, a.num_candidates).begin();
     const Histories& h = a.histories;
 #pragma unroll 1
     for (int u = thread(); u < a.num_users; u += kNumThreads) {

@@ -64,9 +64,9 @@ __device__ __forceinline__ Row row_at(const Sm90Args& a, const Cand* cands, cons
 
 // The candidates by user, in a CTA's own shared memory.
 struct GroupsOfCta {
-  std::uint16_t cands[device::kMaxCandsOfCta];            // user by user
-  std::uint16_t first_cands[device::kMaxUsersOfCta + 1];  // of each user
-  std::uint16_t users[device::kMaxUsersOfCta];            // by falling count of keys
+  alignas(8) std::uint16_t cands[device::kMaxCandsOfCta];  // user by user
+  std::uint16_t first_cands[device::kMaxUsersOfCta + 1];   // of each user
+  std::uint16_t users[device::kMaxUsersOfCta];             // by falling count of keys
   int first_tiles[device::kMaxUsersOfCta];  // of the users in that order, not counting splits
   int num_keys[device::kMaxUsersOfCta];     // of each user: see Tile
   int num_tiles;

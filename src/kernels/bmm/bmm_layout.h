@@ -65,12 +65,13 @@ inline constexpr int kMaxStages = 16;
 inline constexpr int kMaxUserSlots = 8;
 inline constexpr int kBarrierBytes =
     (2 * kMaxStages + 2 * kMaxUserSlots + kConsumers) * static_cast<int>(sizeof(std::uint64_t));
-// What a CTA that groups for itself keeps of the list of tiles, its own share, where it fits.
+// What a CTA that groups for itself keeps: its own share of the list of tiles, where it fits.
 inline constexpr int kOwnTiles = 64;
 inline constexpr int kOwnCands = 384;
 struct OwnList {
   Tile tiles[kOwnTiles];
   std::int32_t cands[kOwnCands];
+  std::uint64_t users_loaded;  // barrier
 };
 inline constexpr int kMaxSharedBytes = 232448;
 

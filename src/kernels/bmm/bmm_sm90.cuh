@@ -34,9 +34,7 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
   const int thread = static_cast<int>(threadIdx.x) % kThreads;
   Sm90Cta<Traits> cta{.params = params, .s_base = s_base, .list = {}};
   using Groups = Sm90Groups<Traits>;
-  if (params.args.groups_in_each_cta) {
-    Groups::begin(params.args, reinterpret_cast<typename Groups::Scratch&>(s_raw));
-  }
+  if (params.args.groups_in_each_cta) Groups::begin(cta, s_raw);
   if (threadIdx.x == 0) {
     cta.init_barriers();
     device::prefetch_tensor_map(&params.a);

@@ -6,6 +6,7 @@
 #include "kernels/bmm/bmm_sm90_cta.cuh"
 #include "kernels/device/cta_group_tiles.cuh"
 #include "kernels/device/cta_groups.cuh"
+#include "kernels/device/ptx_l2.cuh"
 #include "kernels/device/ptx_tma.cuh"
 
 namespace ikbo::bmm_impl {
@@ -29,8 +30,9 @@ struct Sm90Groups {
                                        kConsumers * kStagingBuffers * kStagingBytes);
 
   // By all threads of the CTA, before its first barrier.
-  __device__ __forceinline__ static void begin(const Sm90Args& a, Scratch& s_scratch) {
-    groups_of(s_scratch, a.cand_to_user, a.num_users, a.num_candidates).begin();
+  __device__ __forceinline__ static void begin(const Sm90Cta<Traits>& cta, unsigned char* s_raw) {
+    const Sm90Args& a = cta.params.args;
+    groups_of(s_raw, own_list(cta, s_raw), a.cand_to_user, a.num_users, a.num_candidates).begin();
   }
 
   // By all threads of the CTA, after its first barrier.
@@ -39,18 +41,23 @@ struct Sm90Groups {
     const Sm90Args& a = cta.params.args;
     ask_ahead(a.a_ahead);
     ask_ahead(a.b_ahead);
-    auto& own = *reinterpret_cast<OwnList*>(s_raw + (cta.own_list() - cta.s_base));
     return list_tiles(a.cand_to_user, a.num_users, a.num_candidates, a.n, a.divide_by_n,
-                      a.num_tiles_p, a.divide_by_ctas, a.tiles, a.grouped_cands, own);
+                      a.num_tiles_p, a.divide_by_ctas, a.tiles, a.grouped_cands,
+                      own_list(cta, s_raw));
   }
 
  private:
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
 
-  __device__ __forceinline__ static Groups groups_of(Scratch& scratch,
+  __device__ __forceinline__ static OwnList& own_list(const Sm90Cta<Traits>& cta,
+                                                      unsigned char* s_raw) {
+    return *reinterpret_cast<OwnList*>(s_raw + (cta.own_list() - cta.s_base));
+  }
+  __device__ __forceinline__ static Groups groups_of(unsigned char* s_raw, OwnList& own,
                                                      const std::int32_t* cand_to_user,
                                                      int num_users, int num_candidates) {
-    return {.scratch = scratch.groups,
+    return {.scratch = reinterpret_cast<Scratch*>(s_raw)->groups,
+            .loaded = own.users_loaded,
             .cand_to_user = cand_to_user,
             .num_users = num_users,
             .num_candidates = num_candidates};
@@ -80,7 +87,7 @@ struct Sm90Groups {
       Tile* all_tiles, std::int32_t* all_cands, OwnList& own) {
     extern __shared__ __align__(1024) unsigned char s_raw[];
     auto& lists = *reinterpret_cast<Scratch*>(s_raw);
-    const Groups groups = groups_of(lists, cand_to_user, num_users, num_candidates);
+    const Groups groups = groups_of(s_raw, own, cand_to_user, num_users, num_candidates);
     const bool is_sorted = groups.count(nullptr, nullptr, lists.cands);
     if (thread() < 32) {
       device::place_tiles(

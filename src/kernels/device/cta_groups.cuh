@@ -23,6 +23,7 @@ struct CtaGroups {
   };
 
   Scratch& scratch;
+  std::uint64_t& loaded;  // barrier beside the scratch
   const std::int32_t* cand_to_user;
   int num_users;
   int num_candidates;
@@ -40,7 +41,6 @@ struct CtaGroups {
                                         std::uint16_t* cands) const {
     user_list().wait();
     const bool is_sorted = __syncthreads_and(list_as_they_are(cands) ? 1 : 0) != 0;
-    if (thread() == 0) user_list().end();
     if (lengths != nullptr) {
 #pragma unroll 1
       for (int b = thread(); b < num_candidates; b += kNumThreads) {
@@ -76,7 +76,7 @@ struct CtaGroups {
   __device__ __forceinline__ static int thread() { return static_cast<int>(threadIdx.x); }
 
   __device__ __forceinline__ UserList user_list() const {
-    return {scratch.list, cand_to_user, num_candidates};
+    return {scratch.list, loaded, cand_to_user, num_candidates};
   }
   __device__ __forceinline__ Ranks ranks() const {
     return {scratch.ranks, scratch.list.users, num_users, num_candidates};

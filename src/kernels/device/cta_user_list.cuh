@@ -17,10 +17,10 @@ struct CtaUserList {
   static constexpr int kVector = 4;  // users that are read at a time
   struct Storage {
     alignas(16) std::int32_t users[kMaxCandsOfCta];
-    std::uint64_t loaded;  // barrier
   };
 
   Storage& storage;
+  std::uint64_t& loaded;  // barrier; its place serves no other purpose
   const std::int32_t* cand_to_user;
   int num_candidates;
 
@@ -50,9 +50,6 @@ struct CtaUserList {
   // Until all are here, after the CTA's barrier.
   __device__ __forceinline__ void wait() const { mbarrier_wait(barrier(), 0); }
 
-  // By one thread, when all have waited: then the storage may serve another purpose.
-  __device__ __forceinline__ void end() const { mbarrier_invalidate(barrier()); }
-
   __device__ __forceinline__ int num_vectors() const {
     return (num_candidates + kVector - 1) / kVector;
   }
@@ -68,7 +65,7 @@ struct CtaUserList {
   }
 
  private:
-  __device__ __forceinline__ std::uint32_t barrier() const { return smem_address(&storage.loaded); }
+  __device__ __forceinline__ std::uint32_t barrier() const { return smem_address(&loaded); }
 };
 
 }  // namespace ikbo::device

@@ -23,11 +23,6 @@ __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-// Before its place serves another purpose.
-__device__ __forceinline__ void mbarrier_invalidate(std::uint32_t barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 // Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -13,11 +13,6 @@ __device__ __forceinline__ void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Asks for the line of L2 that holds this address.
-__device__ __forceinline__ void prefetch_l2(const void* g_address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(g_address));
-}
-
 // Box at (x, y, z) of a 3-D tensor into shared memory; completes on `barrier`.
 __device__ __forceinline__ void tma_load_3d(std::uint32_t s_destination, const CUtensorMap* map,
                                             std::uint32_t barrier, int x, int y, int z) {

@@ -51,6 +51,7 @@ struct Sm90Groups {
                                                      const std::int32_t* cand_to_user,
                                                      int num_users, int num_candidates) {
     return {.scratch = reinterpret_cast<Scratch&>(shared.k),
+            .loaded = shared.groups.users_loaded,
             .cand_to_user = cand_to_user,
             .num_users = num_users,
             .num_candidates = num_candidates};

@@ -70,6 +70,7 @@ struct GroupsOfCta {
   int first_tiles[device::kMaxUsersOfCta];  // of the users in that order, not counting splits
   int num_keys[device::kMaxUsersOfCta];     // of each user: see Tile
   int num_tiles;
+  std::uint64_t users_loaded;  // barrier
 };
 
 struct Sm90Params {

@@ -8,8 +8,9 @@ packed_cudnn     cuDNN on one long query per user: only where each user has as m
                  the others, side by side, and a full history
 packed_flash     FlashAttention-2 likewise
 varlen_flash     PyTorch's varlen_attn over lengths of queries and histories: sorted candidates
-triton, tlx      the public fused kernels (package ``fbgemm_ikbo`` where it is installed): sorted
-                 candidates and a full history; tlx takes candidates in pairs
+triton, tlx      the public fused kernels (package ``fbgemm_ikbo`` where it is installed): a full
+                 history; tlx takes sorted candidates in pairs; triton, which tunes itself over 320
+                 configurations, is given the 18 of ``is_likely``, at Q=64, D=128, fp16
 fa4, varlen_fa4  FlashAttention-4 (package ``flash_attn``), as packed_cudnn and as varlen_flash
 copy             where each candidate has one query and few share a user: a copy that moves the
                  compulsory bytes, as TFLOP/s of the operator in the same time
@@ -217,10 +218,24 @@ def flash_4(case: Case, t: Tensors, name: str) -> Callable[[], Tensor]:
     return run
 
 
-def fused(case: Case, t: Tensors, name: str) -> Callable[[], Tensor]:
+def is_likely(config: Any) -> bool:
+    """Of the public Triton kernel: tiles of all rows of a candidate, and no extreme."""
+    return (
+        config.kwargs["BLOCK_M"] == 64
+        and config.kwargs["BLOCK_N"] > 16
+        and config.num_warps <= 8
+        and 2 <= config.num_stages <= 4
+    )
+
+
+def fused(case: Case, t: Tensors, name: str) -> Contestant:
     arguments = [*(x.flatten(0, 1) for x in (t.q, t.k, t.v)), t.index, case.Q, case.S]
     if name == "triton":
+        if (case.Q, case.D, case.dtype) != (64, 128, "float16"):
+            return "tuned at Q=64, D=128, fp16 only"
         module = importlib.import_module("fbgemm_ikbo.ops.triton_ikbo_fa")
+        tuner = module._attn_fwd_tma
+        tuner.configs = list(filter(is_likely, tuner.configs))
         kernel = module.triton_flash_attn_ikbo_tma
     else:
         module = importlib.import_module("fbgemm_ikbo.ops.tlx_ikbo_fa_ws")
@@ -235,11 +250,13 @@ def fused(case: Case, t: Tensors, name: str) -> Callable[[], Tensor]:
 
 
 def public_kernels(case: Case, t: Tensors, wanted: list[str]) -> dict[str, Contestant]:
-    """The public kernels on a sorted batch with a full history."""
-    if not case.is_even:
-        return dict.fromkeys(wanted, "takes even, sorted candidates and full histories only")
+    """The public kernels where they can run."""
     calls: dict[str, Contestant] = {}
     for name in wanted:
+        if t.lengths is not None or (name != "triton" and not case.is_even):
+            takes = "" if name == "triton" else "even, sorted candidates and "
+            calls[name] = f"takes {takes}full histories only"
+            continue
         try:
             calls[name] = flash_4(case, t, name) if "fa4" in name else fused(case, t, name)
         except Exception as problem:  # of import, or of a kernel that refuses these tensors

@@ -50,11 +50,14 @@ build_replay() {
   cp "$BUILD/replay/bin/ikbo-replay" "$BUILD/bin/"
 }
 
-# start NAME COMMAND...: runs it beside the others, output to LOGS/NAME.
+# start NAME COMMAND...: runs it beside others, output to LOGS/NAME. Not beside all: they share the
+# GPU in turns. The longest come first.
+AT_ONCE=$(nproc)
 jobs=()
 start() {
   local name=$1
   shift
+  while [ "$(jobs -rp | wc -l)" -ge "$AT_ONCE" ]; do wait -n || true; done
   (
     status=0
     timeout "$TIMEOUT" "$@" >"$LOGS/$name" 2>&1 || status=$?
@@ -78,13 +81,13 @@ printf '\n== GPU tests (logs in %s)\n' "$LOGS"
 pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
 # Without one the tests below would be skipped.
 start a-gpu-for-pytorch $PYTHON -c "import torch; torch.zeros(1, device='cuda')"
+pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu
+pytest replayed-package tests/e2e/test_cuda_package.py -k on_the_gpu
 for file in tests/ops/test_*cuda*.py; do
   name=${file##*/test_}
   pytest "python-${name%.py}" "$file"
 done
 pytest python-composite tests/ops/test_composite.py::test_on_cuda
-pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu
-pytest replayed-package tests/e2e/test_cuda_package.py -k on_the_gpu
 for test in bmm bmm_delays expand index_check lce lce_delays lce_generic linear linear_delays \
   self_target_attention self_target_attention_delays target_attention target_attention_delays \
   target_attention_generic; do

@@ -24,7 +24,7 @@ SIZES = {
     "bmm": {"P": 60, "R": 8, "N": 1},
     "target_attention": {"Q": 2, "H": 4, "H_kv": 2, "S": 64, "D": 8},
     # The scores of a history's own rows are not for candidates, but must pass for small.
-    "self_target_attention": {"Q": 2, "H": 4, "H_kv": 2, "S": 16, "D": 32},
+    "self_target_attention": {"Q": 2, "H": 4, "H_kv": 2, "S": 32, "D": 32},
 }
 # The first of an operator's tensors that would be replicated without ikbo.
 USER_TENSOR = {

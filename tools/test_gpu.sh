@@ -78,7 +78,8 @@ TORCH=$($PYTHON -c "import importlib.util as u; print(u.find_spec('torch').origi
 export LD_LIBRARY_PATH=$BUILD/lib:${TORCH%/*}/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 printf '\n== GPU tests (logs in %s)\n' "$LOGS"
-pytest() { start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
+# References are computed on the CPU, by all threads of a process that it does not share.
+pytest() { OMP_NUM_THREADS=2 start "$1" $PYTHON -m pytest -q -rs -p no:cacheprovider "${@:2}"; }
 # Without one the tests below would be skipped.
 start a-gpu-for-pytorch $PYTHON -c "import torch; torch.zeros(1, device='cuda')"
 pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu

@@ -19,7 +19,7 @@ LOGS=${LOGS:-$(mktemp -d)}
 SANITIZERS="memcheck racecheck synccheck initcheck"
 # What is small enough to run ten to a hundred times slower.
 SMALL='Small*'
-TIMEOUT=${TIMEOUT:-270}
+TIMEOUT=${TIMEOUT:-280}
 
 build() {
   # GNU's compilers by name: a CXX that links libstdc++ statically breaks compiled packages.

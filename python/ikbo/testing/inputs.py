@@ -146,6 +146,7 @@ def generator_of(this: Case) -> torch.Generator:
 def make_inputs(this: Case, device: str = "cpu") -> dict[str, Any]:
     """The arguments of one call by name: float tensors, ``cand_to_user``, then the options.
 
+    Users without candidates are NaN, unless the operator has a result for each user.
     Two options are none of the operators': ``parts`` makes ``e_cand`` a list of so many views,
     ``packed`` makes ``k`` and ``v`` packed histories of mixed lengths.
     """
@@ -161,7 +162,7 @@ def make_inputs(this: Case, device: str = "cpu") -> dict[str, Any]:
         # Weights keep the sum near 1, so that one scale of error fits all sizes.
         width = math.sqrt(shape[-1]) if name.startswith("w_") and shape[-1] else 1.0
         value = torch.randn(shape, generator=generator, dtype=torch.float64) / width
-        if letters[0] == "U":
+        if letters[0] == "U" and this.op != "self_target_attention":
             value[idle] = math.nan
         arguments[name] = in_layout(value.to(DTYPES[this.dtype]), this.layout).to(device)
     arguments["cand_to_user"] = in_layout(cand_to_user, this.layout).to(device)

@@ -47,5 +47,7 @@ NETS = {
         late_ranking.SMALL,
     ),
     "wukong": Net(wukong.Wukong, wukong.WukongAdopted, wukong.FULL, wukong.SMALL),
-    "llm_scale": Net(llm_scale.LlmScale, llm_scale.LlmScaleAdopted, llm_scale.FULL, llm_scale.SMALL),
+    "llm_scale": Net(
+        llm_scale.LlmScale, llm_scale.LlmScaleAdopted, llm_scale.FULL, llm_scale.SMALL
+    ),
 }

@@ -136,9 +136,7 @@ class LateRanking(Ranker):
     def interact(self, side: Inputs, item: Inputs) -> Tensor:
         fields = torch.cat([side["fields"], item["fields"]], dim=1)
         mixed = fields_first(self.compress, fields)
-        seen = self.attention.attend(
-            mixed[:, : self.config.queries], side["key"], side["value"]
-        )
+        seen = self.attention.attend(mixed[:, : self.config.queries], side["key"], side["value"])
         rows = torch.cat([side["summaries"], mixed, seen], dim=1)
         dots = self.dot_products(seen, fields_first(self.compress_again, rows))
         x = torch.cat([side["profile"], dots], dim=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result file of a GPU benchmark, row by row."""
+"""The result file of a long benchmark, row by row."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ class ResultFile:
         sources: see ``write_results``.
         folder: of the file; None: ``bench/results``.
         keep: start from the rows that the file has, if it measures the same sources.
+        device: ``cpu`` or ``h200``.
 
     Errors:
         SystemExit: rows of a stale file were to be kept.
     """
 
     def __init__(
-        self, name: str, sources: Sequence[str], folder: Path | None = None, *, keep: bool = False
+        self,
+        name: str,
+        sources: Sequence[str],
+        folder: Path | None = None,
+        *,
+        keep: bool = False,
+        device: str = "h200",
     ) -> None:
         self.name = name
         self.sources = sources
+        self.device = device
         self.folder = folder or RESULTS
-        self.path = self.folder / f"{name}-h200.json"
+        self.path = self.folder / f"{name}-{device}.json"
         self.rows: dict[str, Mapping[str, Any]] = {}
         if keep and self.path.is_file():
             content = json.loads(self.path.read_text())
@@ -53,7 +61,7 @@ class ResultFile:
             self.name,
             list(self.rows.values()),
             sources=self.sources,
-            device="h200",
+            device=self.device,
             results=self.folder,
         )
 

@@ -65,6 +65,8 @@ class _Batched:
     spread: Form | None = None
     # What this is the negative of.
     minus: Form | None = None
+    # What this is the concatenation of, along axis 1.
+    pieces: tuple[Tensor, ...] | None = None
 
 
 class User(_Batched):

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ikbo.transform import fields, merged, rowwise, scores
 from ikbo.transform import forms as f
-from ikbo.transform import merged, rowwise, scores
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
 from ikbo.transform.experts import Experts
@@ -172,6 +172,8 @@ class Walk:
             kind, ndim = user.kind, user.x.tensor.ndim
             if (kind, cand.kind, ndim) == ("lce", "lce", 3):
                 return self._fused(user, cand)
+            if ndim == 3 and (pair := fields.turned(user, cand)):
+                return self._fused(*pair).mT
             if (kind, cand.kind, ndim) == ("linear", "linear", 2):
                 return self.experts.call(
                     self, user, cand, activation, lambda u, c: self._fused(u, c, activation)
@@ -182,17 +184,16 @@ class Walk:
 
     def _fused(self, user: Product, cand: Product, activation: str = "none") -> Tensor:
         with at_origin(user.origin):
-            operands = (
+            weights = self.use(user.weight), self.use(cand.weight)
+            bias = None if user.bias is None else self.use(user.bias)
+            x_user, x_cand, others = (
                 user.x.tensor,
                 cand.x.tensor,
-                self.use(user.weight),
-                self.use(cand.weight),
-                None if user.bias is None else self.use(user.bias),
-                self.cand_to_user,
+                (*weights, bias, self.cand_to_user),
             )
             if user.kind == "lce":
-                return torch.ops.ikbo.lce(*operands)
-            return torch.ops.ikbo.linear(*operands, activation)
+                return fields.lce(x_cand, cand.x.pieces, x_user, *others)
+            return torch.ops.ikbo.linear(x_user, x_cand, *others, activation)
 
     def settle(self, form: Pending) -> Form:
         """Computes what is pending."""

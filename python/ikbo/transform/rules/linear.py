@@ -113,8 +113,9 @@ def _cat(kind: type, forms: list[Any], tensors: list[Any], x: Concat) -> Any:
     order = dims.pop() if len(dims) == 1 else None
     if order is None:
         return kind(torch.cat(tensors, x.axis), x.rows)
-    bases = [form.base for form in forms]
-    base = kind(torch.cat([b.tensor for b in bases], order[x.axis]), bases[0].rows)
+    bases, axis = [form.base for form in forms], order[x.axis]
+    pieces = tuple(base.tensor for base in bases)
+    base = kind(torch.cat(pieces, axis), bases[0].rows, pieces=pieces if axis == 1 else None)
     return kind(base.tensor.permute(order), x.rows, base=base, dims=order)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +69,12 @@ def masked_sdpa(
             piece: Form | None = piece_of(walk, bias, span, ranges)
         else:
             piece = _piece_of_keys(walk, of_keys, span, ranges)
+        # Attention kernels have a fast form for causal rows, none for an additive mask.
+        causal = isinstance(piece, Const) and walk.constants.fold(partial(_is_causal, piece.tensor))
+        how = (None, 0.0, True) if causal else (piece,)
         parts.append(
             walk.apply(
-                aten.scaled_dot_product_attention.default, part, k_seen, v_seen, piece, **options
+                aten.scaled_dot_product_attention.default, part, k_seen, v_seen, *how, **options
             )
         )
     return joined(walk, parts, q.axis, q.rows)
@@ -150,6 +154,12 @@ def joint_mask(walk: Walk, x: Form, y: Form, **options: Any) -> User | Cand | No
     out = walk.default(target, (x, y), {})
     same = isinstance(out, User | Cand) and out.tensor.shape[-2:] == dead.shape
     return replace(out, dead=dead) if same else None
+
+
+def _is_causal(bias: Tensor) -> bool:
+    """Whether a bias hides from each row what follows it, and does nothing else."""
+    causal = torch.full(bias.shape[-2:], -math.inf, dtype=bias.dtype, device=bias.device).triu(1)
+    return bias.shape[-2] == bias.shape[-1] and bool((bias == causal).all())
 
 
 def _dead(mask: Tensor) -> Tensor | None:

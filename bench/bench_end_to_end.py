@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times five ranking nets end to end against their replicated and their hand-split forms.
+
+usage: python -m bench.bench_end_to_end [--device cuda] [--nets a,b] [--ratios 10,70] [--keep]
+
+Nets and sizes: examples/nets, the full sizes in fp16 on a GPU, small ones in fp32 on the CPU. Cases
+name a net and the candidates of each user (ratio). All take users once, with one index:
+
+ours                the unmodified net by `ikbo.transform`, as an AOTInductor package
+ours_adopted        the net written with `ikbo.nn`, as such a package
+replicated_aoti     the unmodified net, its user inputs repeated inside the graph, such a package
+replicated_compile  the same by `torch.compile`
+net_split_aoti      split by hand: user side once, its results repeated; such a package
+
+All have the same weights, ranges and Inductor options, and take turns in one process; on a GPU
+with a cold L2, and once more as CUDA graphs (`replayed`). Each is first compared with the
+unmodified net in fp32.
+`floor` is what the products of the transformed net take at the rates that the device reaches in
+this run (FLOPs, bytes, and on a GPU the launch of a kernel, the largest of the three for each
+product); `predicted` is the speed-up over the replicated net by the same sums, `share` what was
+reached of it by `ours`, against the faster of the replicated forms.
+
+Packages are built first, in processes of their own, and kept in build/bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.end_to_end_training import training_rows
+from examples.nets import NETS
+from examples.nets import contestants as forms
+from examples.nets.net import Config, Inputs, Ranker, Replicated, make_inputs
+from ikbo import _inductor
+from ikbo._manifest import read_manifest
+from ikbo.testing import bench, bench_cuda
+from ikbo.testing.bench_results import ResultFile
+from ikbo.testing.bench_sources import cuda_sources
+from ikbo.transform import Spec
+
+RATIOS = (10, 70, 500)
+TRAINING_RATIOS = (10, 70)
+PACKAGED = (*forms.OURS, *forms.PEERS)
+CHECKED_ROWS = 48
+# What packages are made of: the nets, and the Python that compiles them.
+_FORMS = ["examples/nets/*.py", "python/ikbo/*.py", "python/ikbo/nn/*.py"]
+_PASS = ["python/ikbo/transform/**/*.py"]
+_TIMING = ["bench/bench_end_to_end.py", "bench/end_to_end_training.py"]
+_TIMING += [f"python/ikbo/testing/{name}.py" for name in ("bench", "bench_cuda")]
+_NATIVE = ["include/ikbo/*.h", *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops"))]
+OPS = ("lce", "linear", "bmm", "target_attention", "expand")
+SOURCES = {
+    "cpu": [*_FORMS, *_PASS, *_TIMING, *_NATIVE],
+    "cuda": sorted({f for op in OPS for f in cuda_sources(op, *_FORMS, *_PASS, *_TIMING)}),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where it is measured, in which type, and what the device reaches."""
+
+    name: str
+    dtype: torch.dtype
+    flops_per_ms: float = 0.0
+    bytes_per_ms: float = 0.0
+    launch_ms: float = 0.0
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name == "cuda"
+
+    def config(self, net: str) -> Config:
+        return NETS[net].full if self.is_gpu else NETS[net].small
+
+    def measured(self) -> Device:
+        if not self.is_gpu:
+            a, source = torch.randn(2048, 2048), torch.randn(2**26)
+            target = torch.empty_like(source)
+            times = bench.interleaved(
+                {"gemm": lambda: a @ a, "copy": lambda: target.copy_(source)}, rounds=9
+            )
+            rates = 2 * 2048**3 / times["gemm"], 2 * source.nbytes / times["copy"]
+            return Device(self.name, self.dtype, *rates)
+        limits = bench_cuda.measured_limits()
+        tiny = torch.zeros(8, device="cuda")
+        chain = 64  # kernels, each of which waits for the one before
+
+        def launches() -> None:
+            for _ in range(chain):
+                tiny.add_(1)
+
+        replays = bench_cuda.replayed({"chain": lambda: [launches(), tiny][1]})
+        launch = bench_cuda.timed(replays)["chain"]
+        assert isinstance(launch, float), launch
+        return Device(
+            self.name, self.dtype, limits.flops_per_ms, limits.bytes_per_ms, launch / chain
+        )
+
+    def floor(self, spec: Spec, when: str, num_users: int, num_candidates: int) -> float:
+        """Milliseconds that the products of a spec take, `when` is before or after."""
+        total = 0.0
+        for row in spec.rows:
+            flops = getattr(row, f"flops_{when}")(num_users, num_candidates)
+            moved = getattr(row, f"bytes_{when}")(num_users, num_candidates)
+            if flops:
+                times = flops / self.flops_per_ms, moved / self.bytes_per_ms, self.launch_ms
+                total += max(times)
+        return total
+
+
+def device_of(name: str) -> Device:
+    return Device(name, torch.float16 if name == "cuda" else torch.float32)
+
+
+def path_of(device: Device, net: str, contestant: str) -> Path:
+    state = bench.source_hash([*_FORMS, *_PASS] if contestant == "ours" else _FORMS)[:12]
+    return bench.REPOSITORY / "build" / "bench" / f"{net}-{contestant}-{device.name}-{state}.pt2"
+
+
+def build(device: Device, net: str, contestant: str, threads: int) -> float:
+    """Builds a package, or leaves what `torch.compile` made in its cache; seconds taken."""
+    begin = time.perf_counter()
+    torch.set_num_threads(threads)
+    config = device.config(net)
+    if contestant == "replicated_compile":
+        call = compiled(device, net, forms.plain_net(net, config, device.dtype, device.name))
+        for ratio in RATIOS:
+            call(Case(device, net, ratio).inputs())
+    else:
+        path = path_of(device, net, contestant)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        limits = forms.limits_of(config, RATIOS)
+        forms.package(net, contestant, config, limits, device.dtype, device.name, path)
+    return time.perf_counter() - begin
+
+
+def build_all(device: Device, nets: Sequence[str], workers: int, threads: int) -> None:
+    names = (*PACKAGED, "replicated_compile") if device.is_gpu else PACKAGED
+    missing = [(n, c) for n in nets for c in names if not path_of(device, n, c).exists()]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        jobs = {pool.submit(build, device, *pair, threads): pair for pair in missing}
+        for job in concurrent.futures.as_completed(jobs):
+            net, contestant = jobs[job]
+            print(f"built {net} {contestant} in {job.result():.0f} s", flush=True)
+
+
+Call = Callable[[tuple[Inputs, Inputs, Tensor]], Tensor]
+
+
+def compiled(device: Device, net: str, plain: Ranker) -> Call:
+    """`torch.compile` with the options of a package."""
+    options = {
+        key: value
+        for key, value in _inductor.compile_options(device.name).items()
+        if not key.startswith("aot_inductor.")
+    }
+    call = torch.compile(Replicated(plain), dynamic=True, options=options)
+
+    @torch.no_grad()
+    def run(inputs: tuple[Inputs, Inputs, Tensor]) -> Tensor:
+        return call(*inputs)
+
+    return run
+
+
+def loaded(path: Path) -> Call:
+    run = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+
+    def call(inputs: tuple[Inputs, Inputs, Tensor]) -> Tensor:
+        return run(*forms.flat(*inputs))[0]
+
+    return call
+
+
+@dataclass(frozen=True)
+class Case:
+    device: Device
+    net: str
+    ratio: int
+
+    @property
+    def config(self) -> Config:
+        return self.device.config(self.net)
+
+    @property
+    def num_users(self) -> int:
+        return forms.users_at(self.config, self.ratio)
+
+    @property
+    def num_candidates(self) -> int:
+        return self.num_users * self.ratio
+
+    def inputs(self) -> tuple[Inputs, Inputs, Tensor]:
+        device = self.device
+        sizes = (self.num_users, self.num_candidates)
+        rows = make_inputs(self.config, *sizes, device.dtype, device.name)
+        return *rows, forms.index_of(self.num_users, self.ratio, device.name)
+
+    def row(self) -> dict[str, Any]:
+        dtype = str(self.device.dtype).removeprefix("torch.")
+        sizes = {"U": self.num_users, "B": self.num_candidates}
+        return {"net": self.net, "ratio": self.ratio, **sizes, "dtype": dtype}
+
+
+class Measured:
+    """A net with its forms, compiled; `row` measures one ratio."""
+
+    def __init__(self, device: Device, net: str) -> None:
+        self.device, self.net = device, net
+        paths = {name: path_of(device, net, name) for name in PACKAGED}
+        self.calls = {name: loaded(path) for name, path in paths.items()}
+        config = device.config(net)
+        plain = forms.plain_net(net, config, device.dtype, device.name)
+        self.calls["replicated_compile"] = compiled(device, net, plain)
+        self.exact = forms.plain_net(net, config, torch.float32, device.name)
+        self.spec = Spec.from_json(json.dumps(read_manifest(paths["ours"]).spec))
+
+    def reference(self, inputs: tuple[Inputs, Inputs, Tensor]) -> Tensor:
+        """The unmodified net in fp32, on the first candidates."""
+        user, item, index = inputs
+        few = index[:CHECKED_ROWS]
+        users = {name: x[few.long()].float() for name, x in user.items()}
+        items = {name: x[:CHECKED_ROWS].float() for name, x in item.items()}
+        with torch.no_grad():
+            return self.exact(users, items)
+
+    def row(self, case: Case) -> dict[str, Any]:
+        inputs = case.inputs()
+        reference = self.reference(inputs)
+        contestants = {name: partial(call, inputs) for name, call in self.calls.items()}
+        times, replayed = timed(case.device, contestants, reference)
+        sizes = (case.num_users, case.num_candidates)
+        floors = {w: case.device.floor(self.spec, w, *sizes) for w in ("before", "after")}
+        predicted = floors["before"] / floors["after"]
+        replicated = [
+            t
+            for name, t in times.items()
+            if name.startswith("replicated") and not isinstance(t, str)
+        ]
+        ours = {name: times.pop(name) for name in forms.OURS}
+        reached = min(replicated) / ours["ours"] if replicated else None
+        row: dict[str, Any] = {"case": case.row(), "unit": "ms", **ours, "peers": times}
+        row |= {"floor": floors["after"], "predicted": predicted}
+        row["share"] = None if reached is None else reached / predicted
+        return row | ({"replayed": replayed} if replayed else {})
+
+
+def timed(
+    device: Device, contestants: dict[str, Callable[[], Tensor]], reference: Tensor
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Milliseconds of each, and as CUDA graphs; a reason for what fails or is wrong."""
+
+    def few(out: Tensor) -> Tensor:
+        return out[: len(reference)]
+
+    if device.is_gpu:
+        running = bench_cuda.checked(contestants, reference, few)
+        times = bench_cuda.timed(running)
+        return times, bench_cuda.timed(bench_cuda.replayed(running))
+    for name, call in contestants.items():
+        error = float((few(call()) - reference).norm() / reference.norm())
+        assert error < 1e-4, f"{name}: relative error {error:.3g}"
+    return bench.interleaved(contestants, rounds=41, min_rounds=7, seconds=20.0), {}
+
+
+def line_of(row: dict[str, Any]) -> str:
+    case, ours = row["case"], row["ours"]
+    rest = {"ours_adopted": row["ours_adopted"], **row["peers"]}
+    shown = ", ".join(
+        f"{name} {x if isinstance(x, str) else f'{x:.4g} ({x / ours:.2f}x)'}"
+        for name, x in rest.items()
+    )
+    share = f"{100 * row['share']:.0f} %" if row["share"] else "-"
+    return (
+        f"{case['net']} ratio {case['ratio']} U={case['U']} B={case['B']}: ours {ours:.4g} ms, "
+        f"{shown}; predicted {row['predicted']:.2f}x, reached {share} of it, "
+        f"floor {row['floor']:.4g} ms"
+    )
+
+
+def training_line(row: dict[str, Any]) -> str:
+    ours, replicated, case = row["ours"], row["peers"]["replicated"], row["case"]
+    return (
+        f"{case['net']} training, ratio {case['ratio']}: {1e3 / ours:.1f} steps a second, "
+        f"replicated {1e3 / replicated:.1f} ({replicated / ours:.2f}x); losses differ by at most "
+        f"{row['largest_difference_of_losses']:.2g}, rounding explains "
+        f"{row['replicated_from_wider_type']:.2g}"
+    )
+
+
+def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--nets", type=lambda text: text.split(","), default=list(NETS))
+    parser.add_argument(
+        "--ratios", type=lambda text: tuple(map(int, text.split(","))), default=RATIOS
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
+    parser.add_argument("--build-only", action="store_true", help="packages, no times")
+    parser.add_argument("--training", action="store_true", help="training steps instead")
+    parser.add_argument("--workers", type=int, default=1, help="processes that build packages (1)")
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch (2)")
+    parser.add_argument("--output", type=Path, help="folder of the result file")
+    args = parser.parse_args(argv)
+    for what, given, known in (("--nets", args.nets, NETS), ("--ratios", args.ratios, RATIOS)):
+        if unknown := [x for x in given if x not in known]:
+            parser.error(f"{what} must be of {', '.join(map(str, known))}; got {unknown}")
+    return args
+
+
+def main() -> int:
+    args = arguments_of()
+    torch.set_num_threads(args.threads)
+    device = device_of(args.device)
+    place = "h200" if device.is_gpu else "cpu"
+    results = ResultFile(
+        "end_to_end", SOURCES[device.name], args.output, keep=args.keep, device=place
+    )
+    if args.training:
+        ratios = tuple(ratio for ratio in args.ratios if ratio in TRAINING_RATIOS)
+        for row in training_rows(device.config("late_ranking"), ratios, device.name):
+            results.add(row)
+            print(training_line(row), flush=True)
+        return 0
+    build_all(device, args.nets, args.workers, args.threads)
+    if args.build_only:
+        return 0
+    device = device.measured()
+    print(device, flush=True)
+    for net in args.nets:
+        measured = Measured(device, net)
+        for ratio in args.ratios:
+            row = measured.row(Case(device, net, ratio))
+            results.add(row)
+            print(line_of(row), flush=True)
+        del measured
+        if device.is_gpu:
+            torch.cuda.empty_cache()
+    print(results.path, file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

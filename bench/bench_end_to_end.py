@@ -31,7 +31,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -136,7 +136,7 @@ def build(device: Device, net: str, contestant: str, threads: int) -> float:
     torch.set_num_threads(threads)
     config = device.config(net)
     if contestant == "replicated_compile":
-        call = compiled(device, net, forms.plain_net(net, config, device.dtype, device.name))
+        call = compiled(device, forms.plain_net(net, config, device.dtype, device.name))
         for ratio in RATIOS:
             call(Case(device, net, ratio).inputs())
     else:
@@ -147,21 +147,31 @@ def build(device: Device, net: str, contestant: str, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def build_all(device: Device, nets: Sequence[str], workers: int, threads: int) -> None:
+def build_all(
+    device: Device, nets: Sequence[str], workers: int, threads: int
+) -> dict[tuple[str, str], str]:
+    """Builds what is missing; (net, contestant) to the reason of what cannot be built."""
     names = (*PACKAGED, "replicated_compile") if device.is_gpu else PACKAGED
     missing = [(n, c) for n in nets for c in names if not path_of(device, n, c).exists()]
+    failed = {}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         jobs = {pool.submit(build, device, *pair, threads): pair for pair in missing}
         for job in concurrent.futures.as_completed(jobs):
-            net, contestant = jobs[job]
-            print(f"built {net} {contestant} in {job.result():.0f} s", flush=True)
+            if problem := job.exception():
+                failed[jobs[job]] = bench_cuda.reason_of(problem)
+                print(f"{' '.join(jobs[job])}: {problem}", file=sys.stderr, flush=True)
+            else:
+                print(f"built {' '.join(jobs[job])} in {job.result():.0f} s", flush=True)
+    return failed
 
 
-Call = Callable[[tuple[Inputs, Inputs, Tensor]], Tensor]
+Batch = tuple[Inputs, Inputs, Tensor]
+Call = Callable[[Batch], Tensor]
+Contestant = Callable[[], Tensor] | str  # a string says why it does not run
 
 
-def compiled(device: Device, net: str, plain: Ranker) -> Call:
+def compiled(device: Device, plain: Ranker) -> Call:
     """`torch.compile` with the options of a package."""
     options = {
         key: value
@@ -171,7 +181,7 @@ def compiled(device: Device, net: str, plain: Ranker) -> Call:
     call = torch.compile(Replicated(plain), dynamic=True, options=options)
 
     @torch.no_grad()
-    def run(inputs: tuple[Inputs, Inputs, Tensor]) -> Tensor:
+    def run(inputs: Batch) -> Tensor:
         return call(*inputs)
 
     return run
@@ -180,7 +190,7 @@ def compiled(device: Device, net: str, plain: Ranker) -> Call:
 def loaded(path: Path) -> Call:
     run = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
 
-    def call(inputs: tuple[Inputs, Inputs, Tensor]) -> Tensor:
+    def call(inputs: Batch) -> Tensor:
         return run(*forms.flat(*inputs))[0]
 
     return call
@@ -204,7 +214,7 @@ class Case:
     def num_candidates(self) -> int:
         return self.num_users * self.ratio
 
-    def inputs(self) -> tuple[Inputs, Inputs, Tensor]:
+    def inputs(self) -> Batch:
         device = self.device
         sizes = (self.num_users, self.num_candidates)
         rows = make_inputs(self.config, *sizes, device.dtype, device.name)
@@ -217,19 +227,24 @@ class Case:
 
 
 class Measured:
-    """A net with its forms, compiled; `row` measures one ratio."""
+    """A net with its forms, compiled; `row` measures one ratio.
 
-    def __init__(self, device: Device, net: str) -> None:
-        self.device, self.net = device, net
-        paths = {name: path_of(device, net, name) for name in PACKAGED}
-        self.calls = {name: loaded(path) for name, path in paths.items()}
+    Args:
+        failed: contestant to the reason why it could not be built.
+    """
+
+    def __init__(self, device: Device, net: str, failed: Mapping[str, str]) -> None:
+        self.calls: dict[str, Call | str] = {}
+        for name in PACKAGED:
+            self.calls[name] = failed.get(name) or loaded(path_of(device, net, name))
         config = device.config(net)
         plain = forms.plain_net(net, config, device.dtype, device.name)
-        self.calls["replicated_compile"] = compiled(device, net, plain)
+        self.calls["replicated_compile"] = compiled(device, plain)
         self.exact = forms.plain_net(net, config, torch.float32, device.name)
-        self.spec = Spec.from_json(json.dumps(read_manifest(paths["ours"]).spec))
+        manifest = read_manifest(path_of(device, net, "ours"))
+        self.spec = Spec.from_json(json.dumps(manifest.spec))
 
-    def reference(self, inputs: tuple[Inputs, Inputs, Tensor]) -> Tensor:
+    def reference(self, inputs: Batch) -> Tensor:
         """The unmodified net in fp32, on the first candidates."""
         user, item, index = inputs
         few = index[:CHECKED_ROWS]
@@ -240,27 +255,25 @@ class Measured:
 
     def row(self, case: Case) -> dict[str, Any]:
         inputs = case.inputs()
-        reference = self.reference(inputs)
-        contestants = {name: partial(call, inputs) for name, call in self.calls.items()}
-        times, replayed = timed(case.device, contestants, reference)
+        contestants = {
+            name: call if isinstance(call, str) else partial(call, inputs)
+            for name, call in self.calls.items()
+        }
+        times, replayed = timed(case.device, contestants, self.reference(inputs))
         sizes = (case.num_users, case.num_candidates)
-        floors = {w: case.device.floor(self.spec, w, *sizes) for w in ("before", "after")}
-        predicted = floors["before"] / floors["after"]
-        replicated = [
-            t
-            for name, t in times.items()
-            if name.startswith("replicated") and not isinstance(t, str)
-        ]
+        before, after = (case.device.floor(self.spec, when, *sizes) for when in ("before", "after"))
+        replicated = (times[name] for name in times if name.startswith("replicated"))
+        best = min((time for time in replicated if not isinstance(time, str)), default=None)
         ours = {name: times.pop(name) for name in forms.OURS}
-        reached = min(replicated) / ours["ours"] if replicated else None
         row: dict[str, Any] = {"case": case.row(), "unit": "ms", **ours, "peers": times}
-        row |= {"floor": floors["after"], "predicted": predicted}
-        row["share"] = None if reached is None else reached / predicted
+        row |= {"floor": after, "predicted": before / after}
+        if best is not None and not isinstance(ours["ours"], str):
+            row["share"] = best / ours["ours"] / row["predicted"]
         return row | ({"replayed": replayed} if replayed else {})
 
 
 def timed(
-    device: Device, contestants: dict[str, Callable[[], Tensor]], reference: Tensor
+    device: Device, contestants: Mapping[str, Contestant], reference: Tensor
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Milliseconds of each, and as CUDA graphs; a reason for what fails or is wrong."""
 
@@ -271,24 +284,41 @@ def timed(
         running = bench_cuda.checked(contestants, reference, few)
         times = bench_cuda.timed(running)
         return times, bench_cuda.timed(bench_cuda.replayed(running))
-    for name, call in contestants.items():
+    reasons = {name: call for name, call in contestants.items() if isinstance(call, str)}
+    running = {name: call for name, call in contestants.items() if not isinstance(call, str)}
+    for name, call in running.items():
         error = float((few(call()) - reference).norm() / reference.norm())
         assert error < 1e-4, f"{name}: relative error {error:.3g}"
-    return bench.interleaved(contestants, rounds=41, min_rounds=7, seconds=20.0), {}
+    return bench.interleaved(running, rounds=41, min_rounds=7, seconds=20.0) | reasons, {}
 
 
 def line_of(row: dict[str, Any]) -> str:
     case, ours = row["case"], row["ours"]
-    rest = {"ours_adopted": row["ours_adopted"], **row["peers"]}
-    shown = ", ".join(
-        f"{name} {x if isinstance(x, str) else f'{x:.4g} ({x / ours:.2f}x)'}"
-        for name, x in rest.items()
-    )
-    share = f"{100 * row['share']:.0f} %" if row["share"] else "-"
-    return (
-        f"{case['net']} ratio {case['ratio']} U={case['U']} B={case['B']}: ours {ours:.4g} ms, "
-        f"{shown}; predicted {row['predicted']:.2f}x, reached {share} of it, "
-        f"floor {row['floor']:.4g} ms"
+    parts = [f"{case['net']} ratio {case['ratio']} U={case['U']} B={case['B']}:"]
+    times = {"ours": ours, "ours_adopted": row["ours_adopted"], **row["peers"]}
+    for name, ms in times.items():
+        is_known = not isinstance(ms, str) and not isinstance(ours, str)
+        parts.append(f"{name} {ms:.4g} ms ({ms / ours:.2f}x)" if is_known else f"{name} {ms}")
+    parts.append(f"floor {row['floor']:.4g} ms, predicted {row['predicted']:.2f}x")
+    parts.append(f"reached {100 * row['share']:.0f} % of it" if "share" in row else "")
+    return " ".join(parts)
+
+
+def step_times(device: Device, steps: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Medians in milliseconds, the contestants in turn."""
+    if not device.is_gpu:
+        return bench.interleaved(steps, rounds=15)
+
+    def whole(step: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            # The timers run in inference mode, which has no gradients.
+            with torch.inference_mode(False), torch.enable_grad():
+                step()
+
+        return run
+
+    return bench_cuda.interleaved_cuda(
+        {name: whole(step) for name, step in steps.items()}, rounds=20, min_rounds=8, seconds=10.0
     )
 
 
@@ -332,17 +362,19 @@ def main() -> int:
     )
     if args.training:
         ratios = tuple(ratio for ratio in args.ratios if ratio in TRAINING_RATIOS)
-        for row in training_rows(device.config("late_ranking"), ratios, device.name):
+        for row in training_rows(
+            device.config("late_ranking"), ratios, device.name, partial(step_times, device)
+        ):
             results.add(row)
             print(training_line(row), flush=True)
         return 0
-    build_all(device, args.nets, args.workers, args.threads)
+    failed = build_all(device, args.nets, args.workers, args.threads)
     if args.build_only:
-        return 0
+        return 1 if failed else 0
     device = device.measured()
     print(device, flush=True)
     for net in args.nets:
-        measured = Measured(device, net)
+        measured = Measured(device, net, {c: why for (n, c), why in failed.items() if n == net})
         for ratio in args.ratios:
             row = measured.row(Case(device, net, ratio))
             results.add(row)

@@ -18,7 +18,6 @@ from torch.nn import functional
 from examples.nets import NETS
 from examples.nets import contestants as forms
 from examples.nets.net import Config, Replicated, make_inputs
-from ikbo.testing import bench, bench_cuda
 
 NET = "late_ranking"
 STEPS = 20
@@ -26,6 +25,8 @@ LEARNING_RATE = 0.02
 # Sums in another order and sums in another precision are errors of the same size; the factor
 # leaves room for chance.
 MAX_ROUNDINGS = 3.0
+
+Times = Callable[[dict[str, Callable[[], None]]], dict[str, float]]
 
 
 class Training:
@@ -62,8 +63,13 @@ def largest_difference(a: Training, b: Training) -> float:
     return max(abs(float(x) - float(y)) for x, y in pairs)
 
 
-def training_rows(config: Config, ratios: tuple[int, ...], device: str) -> Iterator[dict[str, Any]]:
+def training_rows(
+    config: Config, ratios: tuple[int, ...], device: str, times: Times
+) -> Iterator[dict[str, Any]]:
     """One row for each ratio: milliseconds of a step, and how far the losses are apart.
+
+    Args:
+        times: from steps to their medians in milliseconds, the contestants in turn.
 
     Errors:
         AssertionError: the losses differ by more than rounding explains.
@@ -91,7 +97,7 @@ def training_rows(config: Config, ratios: tuple[int, ...], device: str) -> Itera
             f"{rounding:.2g}"
         )
         del exact
-        ms = step_times({name: training.step for name, training in contestants.items()}, device)
+        ms = times({name: training.step for name, training in contestants.items()})
         users = forms.users_at(config, ratio)
         case = {"net": NET, "what": "training step", "ratio": ratio, "U": users, "B": users * ratio}
         yield {
@@ -102,21 +108,3 @@ def training_rows(config: Config, ratios: tuple[int, ...], device: str) -> Itera
             "largest_difference_of_losses": difference,
             "replicated_from_wider_type": rounding,
         }
-
-
-def step_times(steps: dict[str, Callable[[], None]], device: str) -> dict[str, float]:
-    """Medians in milliseconds, the contestants in turn."""
-    if device != "cuda":
-        return bench.interleaved(steps, rounds=15)
-
-    def whole(step: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            # The timers run in inference mode, which has no gradients.
-            with torch.inference_mode(False), torch.enable_grad():
-                step()
-
-        return run
-
-    return bench_cuda.interleaved_cuda(
-        {name: whole(step) for name, step in steps.items()}, rounds=20, min_rounds=8, seconds=10.0
-    )

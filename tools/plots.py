@@ -2,7 +2,8 @@
 """Draws each file of bench/results/ as a bar chart, build/plots/<name>.png.
 
 One group of bars per row: ours, the peers that could run, and the physical limits where they are
-known. Where a row has shares of its limits in per cent, they stand beside the bars.
+known. Where a row has shares of its limits in per cent, they stand beside the bars. Where rows have
+a predicted speed-up, <name>-speedup.png shows how many times faster than each peer ours is.
 usage: tools/plots.py [RESULTS_FOLDER [PLOTS_FOLDER]]
 """
 
@@ -47,7 +48,45 @@ def draw(results: Path, folder: Path) -> list[Path]:
     for unit in sorted({row["unit"] for row in rows}):
         drawn.append(folder / f"{results.stem}-{unit.replace('/', '-per-')}.png")
         draw_chart([row for row in rows if row["unit"] == unit], unit, results.stem, drawn[-1])
+    if some := [row for row in rows if "predicted" in row and not isinstance(row["ours"], str)]:
+        drawn.append(folder / f"{results.stem}-speedup.png")
+        draw_speedups(some, results.stem, drawn[-1])
     return drawn
+
+
+def speedups_of(row: dict[str, Any]) -> dict[str, float]:
+    """How many times faster than each peer that could run ours is."""
+    peers = {name: time for name, time in row["peers"].items() if not isinstance(time, str)}
+    return {name: time / row["ours"] for name, time in peers.items()}
+
+
+def draw_speedups(rows: list[dict[str, Any]], title: str, target: Path) -> None:
+    """Bars of the measured speed-ups, a line across each group at the predicted one."""
+    names = list(dict.fromkeys(name for row in rows for name in speedups_of(row)))
+    colours = {name: f"C{k}" for k, name in enumerate(names)}
+    figure, axes = pyplot.subplots(figsize=(11, 1.5 + 0.17 * sum(len(r["peers"]) for r in rows)))
+    for number, row in enumerate(rows):
+        height = BAR / len(names)
+        for k, name in enumerate(names):
+            value = speedups_of(row).get(name, 0.0)
+            middle = number - BAR / 2 + (k + 0.5) * height
+            axes.barh(
+                middle, value, height, color=colours[name], label=None if number else f"over {name}"
+            )
+            axes.text(value, middle, f" {value:.2f}" if value else "", fontsize=6, va="center")
+        ends = (number - BAR / 2, number + BAR / 2)
+        label = None if number else "predicted, over replicated"
+        axes.plot([row["predicted"]] * 2, ends, color="black", label=label)
+    cases = [row["case"] for row in rows]
+    texts = [f"{case['net']} ratio={case['ratio']} U={case['U']} B={case['B']}" for case in cases]
+    axes.set_yticks(range(len(rows)), texts, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("times faster")
+    axes.set_title(title)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(target, dpi=110, bbox_inches="tight")
+    pyplot.close(figure)
 
 
 def draw_chart(rows: list[dict[str, Any]], unit: str, title: str, target: Path) -> None:

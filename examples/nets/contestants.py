@@ -51,7 +51,7 @@ def form_of(
         adopted = NETS[name].build(config)[1]
         return adopted.to(device=device, dtype=dtype)
     net = plain_net(name, config, dtype, device)
-    return Split(net) if contestant == "net_split_aoti" else Replicated(net)
+    return (Split(net) if contestant == "net_split_aoti" else Replicated(net)).eval()
 
 
 def package(

@@ -136,6 +136,10 @@ SCRIPTS = {
         ["kernels/lce/lce.cu", "kernels/lce/lce_generic.cu", "torch_ops/expand.cpp"],
         ["kernels/lce/lce_sm90.cuh", "lce/instances"],
     ),
+    "bench_end_to_end/cuda": (
+        ["kernels/lce/lce_sm90.cuh", "kernels/bmm/bmm.cu", "torch_ops/target_attention.cpp"],
+        ["src/runtime/", "src/server/"],
+    ),
     "profile_cuda/lce": (["torch_ops/packed_weight.cpp"], ["linear"]),
     "profile_cuda/target_attention": (["kernels/device/cta_groups.cuh"], ["lce"]),
 }

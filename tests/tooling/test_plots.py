@@ -43,6 +43,19 @@ def test_each_unit_becomes_a_picture(tmp_path: Path) -> None:
         assert min(Image.open(picture).size) > 100
 
 
+def test_predicted_speedups_become_a_picture(tmp_path: Path) -> None:
+    case = {"net": "wukong", "ratio": 10, "U": 2, "B": 20}
+    peers = {"net_split_aoti": 6.0, "replicated_compile": "could not run"}
+    row = {"case": case, "unit": "ms", "ours": 2.0, "peers": peers, "predicted": 4.0}
+    (tmp_path / "end_to_end-cpu.json").write_text(json.dumps({"environment": {}, "rows": [row]}))
+    done = plots(tmp_path, tmp_path / "plots")
+    assert done.returncode == 0, done.stderr
+    pictures = sorted((tmp_path / "plots").iterdir())
+    assert [p.name for p in pictures] == ["end_to_end-cpu-ms.png", "end_to_end-cpu-speedup.png"]
+    names = runpy.run_path(str(REPO / "tools" / "plots.py"), run_name="plots")
+    assert names["speedups_of"](row) == {"net_split_aoti": 3.0}
+
+
 def test_shares_of_both_floors_stand_beside_the_bars() -> None:
     names = runpy.run_path(str(REPO / "tools" / "plots.py"), run_name="plots")
     ladder = json.loads((REPO / "bench" / "results" / "lce-ladder-h200.json").read_text())

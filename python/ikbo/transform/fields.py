@@ -25,7 +25,8 @@ def turned(user: Product, cand: Product) -> tuple[Product, Product] | None:
     terms = (user, cand)
     if any(term.kind != "linear" or term.x.dims != (0, 2, 1) for term in terms):
         return None
-    return tuple(replace(t, kind="lce", x=t.x.base) for t in terms)  # type: ignore[return-value]
+    first, second = (replace(t, kind="lce", x=t.x.base) for t in terms)  # type: ignore[arg-type]
+    return first, second
 
 
 def lce(e_cand: Tensor, pieces: Sequence[Tensor] | None, e_user: Tensor, *others: Any) -> Tensor:

@@ -63,9 +63,10 @@ lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
 format: env  ## rewrite the sources as the formatters want them
 	@tools/lint.sh --fix
 
-bench: setup-cpu  ## measure operators, training and the served demo here, into bench/results/
+bench: setup-cpu  ## measure operators, training, nets and the served demo here, into bench/results/
 	$(PY) bench/bench_ops_cpu.py
 	$(PY) bench/bench_training.py
+	$(PY) -m bench.bench_end_to_end
 	$(PY) -m examples.movielens --results
 
 check-results: env  ## list the files of bench/results/ that are older than the code they measure

@@ -20,7 +20,8 @@ this run (FLOPs, bytes, and on a GPU the launch of a kernel, the largest of the 
 product); `predicted` is the speed-up over the replicated net by the same sums, `share` what was
 reached of it by `ours`, against the faster of the replicated forms.
 
-Packages are built first, in processes of their own, and kept in build/bench.
+Packages are built first, in processes of their own, and kept in build/bench. `--training` times
+training steps of `late_ranking` instead; `--table` prints the result file as a table for docs.
 """
 
 from __future__ import annotations
@@ -98,11 +99,12 @@ class Device:
         tiny = torch.zeros(8, device="cuda")
         chain = 64  # kernels, each of which waits for the one before
 
-        def launches() -> None:
+        def launches() -> Tensor:
             for _ in range(chain):
                 tiny.add_(1)
+            return tiny
 
-        replays = bench_cuda.replayed({"chain": lambda: [launches(), tiny][1]})
+        replays = bench_cuda.replayed({"chain": launches})
         launch = bench_cuda.timed(replays)["chain"]
         assert isinstance(launch, float), launch
         return Device(
@@ -322,6 +324,38 @@ def step_times(device: Device, steps: dict[str, Callable[[], None]]) -> dict[str
     )
 
 
+_HEAD = (
+    "net, ratio (U, B)", "ours", "adopted", "repeated, AOTI", "repeated, compile", "split, AOTI",
+    "over repeated", "over split", "predicted", "reached",
+)  # fmt: skip
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows that have a prediction, as Markdown; times in ms."""
+
+    def shown(value: Any, form: str = "{:.4g}") -> str:
+        return "-" if value is None or isinstance(value, str) else form.format(value)
+
+    lines = [_HEAD, ("---",) * len(_HEAD)]
+    for row in rows:
+        if "predicted" not in row:
+            continue
+        case, ours, peers = row["case"], row["ours"], row["peers"]
+        names = ("replicated_aoti", "replicated_compile", "net_split_aoti")
+        times = [peers[name] for name in names]
+        both = all(isinstance(x, float) for x in (ours, *times))
+        ratios = [min(times[:2]) / ours, times[2] / ours] if both else [None, None]
+        lines.append(
+            (
+                f"{case['net']}, {case['ratio']} ({case['U']}, {case['B']})",
+                *(shown(x) for x in (ours, row["ours_adopted"], *times)),
+                *(shown(x, "{:.2f}x") for x in (*ratios, row["predicted"])),
+                shown(row.get("share"), "{:.0%}"),
+            )
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def training_line(row: dict[str, Any]) -> str:
     ours, replicated, case = row["ours"], row["peers"]["replicated"], row["case"]
     return (
@@ -342,6 +376,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep the file's rows of other cases")
     parser.add_argument("--build-only", action="store_true", help="packages, no times")
     parser.add_argument("--training", action="store_true", help="training steps instead")
+    parser.add_argument("--table", action="store_true", help="print the result file, no more")
     parser.add_argument("--workers", type=int, default=1, help="processes that build packages (1)")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch (2)")
     parser.add_argument("--output", type=Path, help="folder of the result file")
@@ -357,6 +392,10 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     device = device_of(args.device)
     place = "h200" if device.is_gpu else "cpu"
+    if args.table:
+        file = (args.output or bench.RESULTS) / f"end_to_end-{place}.json"
+        print(table_of(json.loads(file.read_text())["rows"]))
+        return 0
     results = ResultFile(
         "end_to_end", SOURCES[device.name], args.output, keep=args.keep, device=place
     )

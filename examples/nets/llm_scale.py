@@ -39,7 +39,7 @@ class Config:
 
 
 FULL = Config()
-SMALL = Config(width=64, heads=2, events=64, features=32, candidates=140)
+SMALL = Config(width=64, layers=4, heads=2, events=64, features=32, candidates=140)
 
 Keys = tuple[Tensor, Tensor]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ikbo.transform.forms import Product
 
-# Fields that a tensor must have to be read where it lies: the kernels fill each tensor of a list up
-# to blocks of 32, so that copying narrower ones into one costs less.
-_MIN_FIELDS = 32
+# Fields that a tensor must have to be read where it lies. Kernels fill each tensor of a list up to
+# blocks of 32: a model that stacks single embeddings would compute zeros for the most part.
+_MIN_FIELDS = 16
 
 
 def turned(user: Product, cand: Product) -> tuple[Product, Product] | None:

@@ -5,6 +5,7 @@
 |---|---|
 | `expand` | its input is realised at U, then gathered; the gather fuses into what reads it |
 | `linear`, fp32 | GEMM at U, GEMM at B, gather, add, activation; the last three fuse |
+| `lce` | our kernel, on a contiguous user operand |
 | all others | our kernel |
 
 Why `expand` needs its own lowering: Inductor inlines the arithmetic that produces a value into
@@ -18,7 +19,9 @@ once.
 
 `lce` stays whole. As one GEMM over B x N rows it would need its candidates transposed, a temporary
 of their size. Above 32 MiB glibc maps that anew at each run, with a page fault for every 4 KiB, so
-that its time is that of the machine's page faults; our kernel has no such temporary.
+that its time is that of the machine's page faults; our kernel has no such temporary. Embeddings of
+the user that the model transposed are copied first: the fast kernels for GPUs read rows whose
+elements are neighbours, and a copy at U costs little.
 """
 
 from __future__ import annotations
@@ -100,6 +103,8 @@ def lower_operators(program: ExportedProgram) -> ExportedProgram:
     table: dict[Any, Callable[..., Any]] = {
         torch.ops.ikbo.linear.default: _linear,
     }
+    lce = torch.ops.ikbo.lce
+    table |= {op: functools.partial(_lce, op) for op in (lce.default, lce.list, lce.prepacked)}
     return program.run_decompositions(table)
 
 
@@ -163,6 +168,12 @@ def _linear(
     # and write the gathered users at B for it: one more pass over [B, M].
     gathered = torch.ops.ikbo.expand(user, cand_to_user).unsqueeze(1)
     return _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
+
+
+def _lce(op: Any, e_user: Tensor, *others: Any) -> Any:
+    if e_user.stride(2) == 1 or e_user.is_contiguous():
+        return NotImplemented
+    return op(e_user.contiguous(), *others)
 
 
 @torch.library.register_fake("ikbo::_realise")

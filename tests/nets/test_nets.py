@@ -16,6 +16,7 @@ import ikbo
 from examples.nets import NETS, Net
 from examples.nets.contestants import limits_of, users_at
 from examples.nets.net import Config, Inputs, Ranker, Replicated, Split, make_inputs
+from ikbo import _inductor
 from ikbo._torch_warnings import quiet
 from ikbo.transform import _factor
 from ikbo.transform.capture import Captured, capture
@@ -165,6 +166,17 @@ def test_fields_that_the_net_transposes_are_compressed_in_place() -> None:
     """Wukong's first layer: the product whose transpose `bmm` reads is one `ikbo::lce`."""
     [found] = calls("wukong", torch.ops.ikbo.lce.default)
     assert [args[2].shape[0] for args in found] == [3, 4]
+
+
+def test_transposed_embeddings_of_users_are_copied_before_a_compression() -> None:
+    """The summaries of the history, which kernels for GPUs would read with a stride."""
+    with quiet():
+        program = torch.export.export(made("late_ranking").adopted, requests("late_ranking"))
+    strides = []
+    for each in (program, _inductor.lower_operators(program)):
+        nodes = [n for n in each.graph.nodes if "ikbo.lce" in str(n.target)]
+        strides.append([node.args[0].meta["val"].stride(2) for node in nodes])
+    assert strides == [[1, 4], [1, 1]]
 
 
 def test_limits_hold_every_ratio() -> None:

@@ -89,6 +89,8 @@ def add(walk: Walk, x: Any, y: Any, *, alpha: Any = 1) -> Sum | None:
 
     before: Sum(a, b) + User c      Sum(a, b) + Sum(c, d)       User c + Cand d
     after:  Sum(a + c at U, b)      Sum(a + c at U, b + d)      Sum(c, d)
+
+    A compression of fields that meets a candidate's value is added up first: `ikbo::lce` does it.
     """
     if alpha != 1 or not all(isinstance(v, User | Cand | Sum) for v in (x, y)):
         return None
@@ -100,7 +102,16 @@ def add(walk: Walk, x: Any, y: Any, *, alpha: Any = 1) -> Sum | None:
         return None
     if any(isinstance(v, Sum) and v.is_shared for v in (x, y)):
         return None
+    if any(isinstance(v, Cand) for v in (x, y)) and any(map(_is_compression, (x, y))):
+        return None
     return Sum(_total(walk, users), _total(walk, cands), x.rows)
+
+
+def _is_compression(x: Form) -> bool:
+    """Whether a sum is one of two products along the field axis."""
+    if not isinstance(x, Sum) or not x.rows.is_plain or f.rank(x) != 3:
+        return False
+    return all(isinstance(term, Product) and term.kind == "lce" for term in (x.user, x.cand))
 
 
 @rule(aten.sub.Tensor)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from ikbo.transform import Spec
 from ikbo.transform.cost import ZERO, Formula
 from ikbo.transform.spec import Row
 
-ROW = {
+ROW: dict[str, Any] = {
     "case": {"net": "wukong", "ratio": 10, "U": 2, "B": 20, "dtype": "float32"},
     "unit": "ms",
     "ours": 2.0,
@@ -53,7 +55,7 @@ def test_lines_and_tables_show_what_ran() -> None:
     line = script.line_of(ROW)
     assert "net_split_aoti 3 ms (1.50x)" in line
     assert line.endswith("floor 1 ms, predicted 5.00x reached 80 % of it")
-    failed = ROW | {"peers": ROW["peers"] | {"net_split_aoti": "OutOfMemoryError: no"}}  # type: ignore
+    failed = ROW | {"peers": ROW["peers"] | {"net_split_aoti": "OutOfMemoryError: no"}}
     assert "net_split_aoti OutOfMemoryError: no" in script.line_of(failed)
     head, _, first, second = script.table_of([ROW, failed]).splitlines()
     assert head.startswith("| net, ratio (U, B) | ours |")

@@ -59,6 +59,18 @@ class Captured:
     def flat_roles(self) -> list[str | None]:
         return [None if name is None else self.roles[name] for name in self.names]
 
+    @property
+    def input_roles(self) -> list[str | None]:
+        """The roles of the model's own flat inputs, "mixed" for packed ones."""
+        roles, found = iter(self.flat_roles), []
+        for layout in self.layouts:
+            role = next(roles)
+            if layout.packed is not None:
+                next(roles)
+                role = "mixed"
+            found.append(role)
+        return found
+
     def nest(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Flat inputs as positional and keyword arguments."""
         _, spec = pytree.tree_flatten((self.args, self.kwargs))

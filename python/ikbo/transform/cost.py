@@ -42,9 +42,9 @@ class Formula:
         parts = []
         for (i, j), coefficient in sorted(self.terms.items(), reverse=True):
             powers = [(name, p) for name, p in (("U", i), ("B", j)) if p]
-            text = [f"{coefficient:g}" if coefficient % 1 else f"{int(coefficient)}"]
-            text += [name if p == 1 else f"{name}^{p}" for name, p in powers]
-            parts.append("*".join(text))
+            number = f"{coefficient!r}" if coefficient % 1 else f"{int(coefficient)}"
+            text = [name if p == 1 else f"{name}^{p}" for name, p in powers]
+            parts.append("*".join(text if text and coefficient == 1 else [number, *text]))
         return " + ".join(parts) or "0"
 
     @classmethod
@@ -182,7 +182,7 @@ def flops(node: Node, symbols: Mapping[Any, Any]) -> Formula:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _shape)
     value = node.meta["val"]
     out_shape = _dims(value) if isinstance(value, Tensor) else None
-    return _polynomial(formula(*args, **kwargs, out_shape=out_shape), symbols)
+    return polynomial(formula(*args, **kwargs, out_shape=out_shape), symbols)
 
 
 def moved_bytes(node: Node, symbols: Mapping[Any, Any]) -> Formula:
@@ -197,7 +197,7 @@ def moved_bytes(node: Node, symbols: Mapping[Any, Any]) -> Formula:
     if target in _LOOKUPS:
         operands = [*operands[1:], *results[:1]]
     total = sum(math.prod(_dims(x)) * x.element_size() for x in [*operands, *results])
-    return _polynomial(total, symbols)
+    return polynomial(total, symbols)
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -217,7 +217,8 @@ def _dims(tensor: Tensor) -> tuple[Any, ...]:
 _U, _B = sympy.symbols("U B", integer=True, positive=True)
 
 
-def _polynomial(expression: Any, symbols: Mapping[Any, Any]) -> Formula:
+def polynomial(expression: Any, symbols: Mapping[Any, Any]) -> Formula:
+    """An expression in a graph's batch symbols as a formula in U and B."""
     names = {"U": _U, "B": _B}
     replaced = {symbol: names[name] for symbol, name in symbols.items()}
     # Quotients of a batch size are counted as exact.

@@ -18,10 +18,12 @@ from ikbo import _inductor
 from ikbo._kernels import kernels_at
 from ikbo._source_line import source_line
 from ikbo.transform import cost
+from ikbo.transform.advice import advice_for
 from ikbo.transform.capture import Captured
 from ikbo.transform.cost import Formula
 from ikbo.transform.origin import ORIGIN
 from ikbo.transform.spec import KernelRange, Row, Spec
+from ikbo.transform.spec_graph import GraphNode, graph_nodes, module_path
 
 # How a package runs an ikbo operator that Inductor serves better in parts.
 _LOWERED = "torch: two products, gather, add"
@@ -51,6 +53,7 @@ def build_spec(
         if not _is_operator(node):
             continue
         nodes = emitted.pop(node.name, [])
+        blocked = _blocked(node.name, broadcasts)
         row = Row(
             name=node.name,
             op=str(node.target),
@@ -62,19 +65,54 @@ def build_spec(
             flops_after=_sum(cost.flops(n, names) for n in nodes),
             bytes_before=cost.moved_bytes(node, before),
             bytes_after=_sum(cost.moved_bytes(n, names) for n in nodes),
-            blocked=tuple(dict.fromkeys(why for name, why in broadcasts if name == node.name)),
+            blocked=blocked,
+            advice=tuple(map(advice_for, blocked)),
         )
         if any(f.terms for f in (row.bytes_before, row.bytes_after)) or row.blocked:
             rows.append(row)
     rows += _output_row(emitted.pop("output", []), names, broadcasts)
-    return Spec(*limits, *_typical(limits), tuple(rows), captured.columns)
+    graphs = _graphs(captured, program, before, names)
+    return Spec(*limits, *_typical(limits), tuple(rows), captured.columns, *graphs)
+
+
+def _graphs(
+    captured: Captured, program: ExportedProgram, before: dict[Any, str], after: dict[Any, str]
+) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]]:
+    """The operators before and after."""
+    modules = {node.name: module_path(node) for node in captured.program.graph.nodes}
+
+    def by_origin(node: Node) -> tuple[str, str]:
+        return _origin(node), modules.get(_origin(node), "")
+
+    roles = zip(captured.program.graph_signature.user_inputs, captured.input_roles, strict=True)
+    new_roles = zip(
+        program.graph_signature.user_inputs, [*captured.flat_roles, "mixed"], strict=True
+    )
+    return (
+        graph_nodes(
+            captured.program,
+            {str(name): role for name, role in roles if role is not None},
+            before,
+            lambda node: (node.name, modules[node.name]),
+        ),
+        graph_nodes(
+            program,
+            {str(name): role for name, role in new_roles if role is not None},
+            after,
+            by_origin,
+        ),
+    )
+
+
+def _blocked(name: str, broadcasts: list[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(why for at, why in broadcasts if at == name))
 
 
 def _output_row(
     nodes: list[Node], names: dict[Any, str], broadcasts: list[tuple[str, str]]
 ) -> list[Row]:
     """What is computed because the model returns it: sums not added up before, users broadcast."""
-    blocked = tuple(dict.fromkeys(why for name, why in broadcasts if name == "output"))
+    blocked = _blocked("output", broadcasts)
     moved = _sum(cost.moved_bytes(n, names) for n in nodes)
     if not moved.terms:
         return []
@@ -94,6 +132,7 @@ def _output_row(
             zero,
             moved,
             blocked,
+            tuple(map(advice_for, blocked)),
         )
     ]
 

@@ -23,6 +23,10 @@ _CHANGES = (
         "or make the user's value narrower before it.",
     ),
     (
+        r"products of user and candidate fields",
+        "Let a linear layer, or a convolution of the fields, read the outer products directly.",
+    ),
+    (
         r"a gain differs from candidate to candidate",
         "Gate the user's and the candidate's features apart, or let a linear layer follow the gate "
         "directly.",
@@ -35,6 +39,11 @@ _CHANGES = (
     (
         r"cat reads it whole",
         "Concatenate along the axis of the features, and let a linear layer read the result.",
+    ),
+    (
+        r"scores mix user and candidate tokens",
+        "Let the mask be a constant of the model in which rows of the history see no candidate "
+        "(causal, candidates last), or attend to the user's tokens and to the candidate's apart.",
     ),
     (
         r"(conv|max_pool|avg_pool|fold|interpolate|grid_sampl)",

@@ -129,20 +129,23 @@ class Spec:
 
     @classmethod
     def from_json(cls, text: str) -> Spec:
-        """Reads what `to_json` wrote. Errors: ValueError where the version is another."""
+        """Reads what `to_json` wrote. Errors: ValueError on anything else."""
         document = json.loads(text)
         version = document.pop("version", None) if isinstance(document, dict) else None
         if version != VERSION:
             raise ValueError(f"ikbo.Spec: version must be {VERSION}; got {version!r}")
-        return cls(
-            **document
-            | {
-                "columns": {name: tuple(places) for name, places in document["columns"].items()},
-                "rows": tuple(_decoded(Row, row) for row in document["rows"]),
-                "before": tuple(_decoded(GraphNode, node) for node in document["before"]),
-                "after": tuple(_decoded(GraphNode, node) for node in document["after"]),
+        try:
+            nodes = {
+                name: tuple(_decoded(GraphNode, node) for node in document[name])
+                for name in ("before", "after")
             }
-        )
+            rows = tuple(_decoded(Row, row) for row in document["rows"])
+            columns = {name: tuple(places) for name, places in document["columns"].items()}
+            return cls(**document | nodes | {"rows": rows, "columns": columns})
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"ikbo.Spec: the document must be what to_json writes: {error!r}"
+            ) from None
 
     def to_html(self) -> str:
         """A page with the graph before and after, and the rows; it needs nothing but itself."""

@@ -5,7 +5,7 @@ const spec = JSON.parse(document.getElementById("spec").textContent);
 const byId = (id) => document.getElementById(id);
 const rowOf = new Map(spec.rows.map((row) => [row.name, row]));
 const SIDES = { before: spec.before, after: spec.after };
-const RATIOS = [1, 10, 70, 1000], MANY = 150;
+const RATIOS = [1, 10, 70, 1000], MANY = 150, COSTLIEST = 20;
 const open = new Set();
 let picked = new Set(), hits = [], hit = -1;
 
@@ -191,9 +191,8 @@ function tables() {
   const now = sizes(), least = Object.fromEntries(COSTS.map((f) => [f, total(f, now) / 100]));
   const weigh = (row) => Math.max(...COSTS.map((f) =>
     least[f] ? evaluate(row[f], ...now) / least[f] : 0));
-  const shown = spec.rows.filter((row) =>
-    byId("all").checked || row.blocked.length || weigh(row) >= 1);
-  shown.sort((a, b) => weigh(b) - weigh(a));
+  const shown = [...spec.rows].sort((a, b) => weigh(b) - weigh(a)).filter((row, i) =>
+    byId("all").checked || row.blocked.length || i < COSTLIEST || weigh(row) >= 1);
   fill(byId("rows").querySelector("table"),
     [{ text: "operator" }, { text: "source" }, { text: "at" }, ...numbers, { text: "kernels" },
       { text: "blocked", kind: "why" }, { text: "what to change", kind: "change" }],
@@ -217,7 +216,7 @@ function start() {
     boxesOf(nodes, openedTo(nodes, level)).length));
   while (depth > 0 && count(depth) > MANY) depth--;
   for (let level = 0; level <= deepest; level++) {
-    const text = level === deepest ? "all open" : level ? `${level} levels open` : "all closed";
+    const text = level === deepest ? "all open" : level ? `${level} level${level > 1 ? "s" : ""} open` : "all closed";
     byId("depth").append(new Option(text, level, false, level === depth));
   }
   const setDepth = () => {

@@ -61,7 +61,7 @@ class View {
   fit() {
     const { clientWidth: width, clientHeight: height } = this.svg;
     const wide = (width - 24) / this.size.width;
-    const scale = Math.min(1.2, Math.max(Math.min(wide, (height - 24) / this.size.height), 0.5, 0.02));
+    const scale = Math.min(1.2, Math.max(Math.min(wide, (height - 24) / this.size.height), 0.7));
     const x = (width - this.size.width * scale) / 2;
     this.move(x, 12, scale);
   }

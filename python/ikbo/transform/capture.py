@@ -143,13 +143,13 @@ def capture(
     batch = _batch_symbol(program, counts)
     packed = [p if isinstance(p := given.get(name), Packed) else None for name, _ in named]
     layouts = tuple(map(Layout, counts, packed))
-    parts, names, roles = _split(named, given)
+    parts, names, roles = split_packed(named, given)
     _, structure = pytree.tree_flatten((args, kwargs))
     args, kwargs = pytree.tree_unflatten(parts, structure)
     return Captured(program, batch, args, kwargs, names, roles, layouts, structure, signature)
 
 
-def _split(
+def split_packed(
     named: Sequence[tuple[str, Any]], given: Mapping[str, str | Packed]
 ) -> tuple[list[Any], tuple[str | None, ...], dict[str, str]]:
     """The flat inputs, packed ones as a dict of their parts, and the names and roles of all."""

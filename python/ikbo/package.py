@@ -166,8 +166,13 @@ def _served(
 ) -> ServedModel:
     if not isinstance(module, nn.Module):
         raise TypeError(f"ikbo.package: module must be an nn.Module; got {type(module).__name__}")
-    from ikbo.transform import TransformedModule
+    from ikbo.transform import ChainedModule, TransformedModule
 
+    if isinstance(module, ChainedModule):
+        raise ValueError(
+            "ikbo.package: a package has two batches, users and candidates; the module has the "
+            f"levels {list(module.levels)}: transform the model with a list in request_only"
+        )
     if not isinstance(module, TransformedModule):
         return from_module(module, example_inputs, roles, max_users, max_candidates)
     if example_inputs is not None or roles is not None:

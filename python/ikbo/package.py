@@ -26,7 +26,8 @@ from ikbo._manifest import (
 )
 from ikbo._served import ServedModel, from_module, from_transformed
 from ikbo._torch_warnings import quiet
-from ikbo._value_ranges import ValueRange, bound_values
+from ikbo._value_ranges import ValueRange, both_ranges, bound_values
+from ikbo.transform.variants import REPLICATED, TRANSFORMED, BothForms
 
 # What names a model in a server's paths. A client takes the segments "." and ".." out of a path.
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
@@ -96,22 +97,29 @@ def package(
     served = _served(module, example_inputs, roles, max_users, max_candidates)
     with torch.no_grad():
         report("exporting with batches U and B")
-        program = _export(served)
-        exported = _inductor.keep_users_apart(_inductor.lower_operators(program))
-        ranges = bound_values(exported)
+        program = _export(served, served.module)
+        exported = _lowered(program)
+        forms, ranges = {TRANSFORMED: exported}, bound_values(exported)
+        if served.replicated is not None:
+            report("exporting the replicated form, and both in one")
+            forms[REPLICATED] = _lowered(_export(served, served.replicated))
+            ranges = both_ranges(ranges, bound_values(forms[REPLICATED]))
+            user = list(served.roles.values()).index(USER)
+            both = BothForms(exported, forms[REPLICATED], served.variants, user)
+            exported = _export(served, both)
         report("computing the replay cases")
-        cases = _replay.make_cases(served, exported, tolerance)
+        cases = _replay.make_cases(served, forms, tolerance)
     manifest = Manifest(
         model_name=name,
         model_version=version,
         torch_version=torch.__version__,
         device=served.device.type,
         compute_capability=_compute_capability(served.device),
-        inputs=_input_specs(served, exported, ranges),
+        inputs=_input_specs(served, forms[TRANSFORMED], ranges),
         outputs=_output_specs(served, program),
         max_users=served.max_users,
         max_candidates=served.max_candidates,
-        ops=ops_of(exported),
+        ops=ops_of(*forms.values()),
         replay=tuple(case.record for case in cases),
         spec=served.spec,
     )
@@ -183,8 +191,12 @@ def _served(
     return from_transformed(module, max_users, max_candidates)
 
 
-def _export(served: ServedModel) -> ExportedProgram:
-    """The module's program with the named dimensions U and B."""
+def _lowered(program: ExportedProgram) -> ExportedProgram:
+    return _inductor.keep_users_apart(_inductor.lower_operators(program))
+
+
+def _export(served: ServedModel, module: nn.Module) -> ExportedProgram:
+    """The program of a module over flat inputs, with the named dimensions U and B."""
     num_users, num_candidates = served.export_sizes()
     dims = {
         USER: Dim("U", min=1, max=max(served.max_users, 2)),
@@ -195,7 +207,7 @@ def _export(served: ServedModel) -> ExportedProgram:
     inputs = tuple(served.make_inputs(num_users, index, seed=0))
     try:
         program = torch.export.export(
-            served.module,
+            module,
             inputs,
             dynamic_shapes=(shapes,),
             prefer_deferred_runtime_asserts_over_guards=True,

@@ -2,10 +2,10 @@
 """Whole transformed models on the device of `tests/ops/python_device.py`.
 
 PyTorch registers the device for the whole process, so a test runs this as a program: standard input
-holds one JSON object a line with `model` and `own_linear` (whether the device brings a kernel for
-`ikbo::linear`); standard output gets one a line with `error` (null, or how the result differs from
-the unmodified model's on the CPU), `calls` (operator and sizes of its result, in order) and
-`own_linear`, how often that kernel ran.
+holds the names of models, one a line, "norms" among them. Standard output gets one JSON object:
+model to `error` (null, or how the result differs from the unmodified model's on the CPU) and
+`calls` (operator and sizes of its result, in order); under "own_linear" the same of "norms" where
+the device brings a kernel for `ikbo::linear`, and `runs`, how often that ran.
 """
 
 import json
@@ -40,42 +40,43 @@ class OwnLinear:
         return wrap(reference.linear(*raw))
 
 
-def run(name: str) -> dict[str, Any]:
-    ranker = MODELS[name]()
-    module = ikbo.transform(
-        ranker.model, ranker.inputs, ranker.users, max_users=8, max_candidates=100
-    )
-    leaves, structure = pytree.tree_flatten(ranker.inputs)
-    index = torch.arange(CANDIDATES, dtype=torch.int32) * 7 % USERS
-    inputs, repeated = [], []
-    for x, role in zip(leaves, module.roles.values(), strict=False):
-        picked = x[torch.arange(USERS if role == "user" else CANDIDATES) % len(x)]
-        inputs.append(wrap(picked.clone()))
-        repeated.append(picked[index.long()] if role == "user" else picked)
-    program = move_to_device_pass(module.exported_program, DEVICE).module()
-    python_device.calls.clear()
-    error = None
-    try:
+class Moved:
+    """A transformed model on the device, and one request of two users."""
+
+    def __init__(self, name: str) -> None:
+        ranker = MODELS[name]()
+        module = ikbo.transform(
+            ranker.model, ranker.inputs, ranker.users, max_users=8, max_candidates=100
+        )
+        leaves, structure = pytree.tree_flatten(ranker.inputs)
+        self.index = torch.arange(CANDIDATES, dtype=torch.int32) * 7 % USERS
+        inputs, repeated = [], []
+        for x, role in zip(leaves, module.roles.values(), strict=False):
+            picked = x[torch.arange(USERS if role == "user" else CANDIDATES) % len(x)]
+            inputs.append(wrap(picked.clone()))
+            repeated.append(picked[self.index.long()] if role == "user" else picked)
+        self.arguments = pytree.tree_unflatten(inputs, structure)
+        self.program = move_to_device_pass(module.exported_program, DEVICE).module()
         with torch.no_grad():
-            arguments = pytree.tree_unflatten(inputs, structure)
-            got = program(*arguments, cand_to_user=wrap(index))
-            calls = list(python_device.calls)
-            want = ranker.model(*pytree.tree_unflatten(repeated, structure))
-        raw = pytree.tree_map(lambda t: t.raw, got)
-        torch.testing.assert_close(raw, want, rtol=1e-4, atol=1e-5)
-    except (AssertionError, AttributeError) as failure:
-        error = f"{type(failure).__name__}: {failure}"
-    return {"model": name, "error": error, "calls": calls}
+            self.want = ranker.model(*pytree.tree_unflatten(repeated, structure))
+
+    def run(self) -> dict[str, Any]:
+        python_device.calls.clear()
+        with torch.no_grad():
+            got = self.program(*self.arguments, cand_to_user=wrap(self.index))
+        calls, error = list(python_device.calls), None
+        try:
+            raw = pytree.tree_map(lambda t: t.raw, got)
+            torch.testing.assert_close(raw, self.want, rtol=1e-4, atol=1e-5)
+        except (AssertionError, AttributeError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        return {"error": error, "calls": calls}
 
 
 if __name__ == "__main__":
     libraries = python_device.set_up()
-    kernel = None
-    for line in sys.stdin:
-        wanted = json.loads(line)
-        if wanted["own_linear"] and kernel is None:
-            kernel = OwnLinear()
-        before = kernel.runs if kernel else 0
-        result = run(wanted["model"])
-        result["own_linear"] = kernel.runs - before if kernel else 0
-        print(json.dumps(result), flush=True)
+    models = {name: Moved(name) for name in map(str.strip, sys.stdin)}
+    results = {name: model.run() for name, model in models.items()}
+    kernel = OwnLinear()
+    results["own_linear"] = models["norms"].run() | {"runs": kernel.runs}
+    print(json.dumps(results))

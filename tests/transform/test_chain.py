@@ -201,7 +201,11 @@ class Deep(nn.Module):
 def test_levels_that_meet_only_at_the_items() -> None:
     torch.manual_seed(0)
     module = ikbo.transform(
-        Direct().eval(), (rows(4), rows(4), rows(4)), {"user": ["user"], "vendor": ["vendor"]}
+        Direct().eval(),
+        (rows(4), rows(4), rows(4)),
+        {"user": ["user"], "vendor": ["vendor"]},
+        max_users=4,
+        max_candidates=64,
     )
     user, vendor, item = torch.randn(2, 4), torch.randn(3, 4), torch.randn(5, 4)
     to_user, to_vendor = torch.tensor([1, 0, 1]).int(), torch.tensor([2, 0, 0, 1, 2]).int()
@@ -214,7 +218,8 @@ def test_four_levels() -> None:
     torch.manual_seed(0)
     model = Deep().eval()
     chain = {"a": ["a"], "b": ["b"], "c": ["c"]}
-    module = ikbo.transform(model, (rows(4), rows(4), rows(4), rows(4)), chain)
+    inputs = (rows(4), rows(4), rows(4), rows(4))
+    module = ikbo.transform(model, inputs, chain, max_users=4, max_candidates=64)
     assert module.levels == ("a", "b", "c", "candidate")
     values = [torch.randn(n, 4) for n in (2, 3, 5, 9)]
     links = [torch.randint(n, (m,)).int() for n, m in ((2, 3), (3, 5), (5, 9))]
@@ -270,5 +275,9 @@ def test_planted_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     with pytest.raises(TransformError, match="differs from the unmodified model"):
         ikbo.transform(
-            Direct().eval(), (rows(4), rows(4), rows(4)), {"user": ["user"], "vendor": ["vendor"]}
+            Direct().eval(),
+            (rows(4), rows(4), rows(4)),
+            {"user": ["user"], "vendor": ["vendor"]},
+            max_users=4,
+            max_candidates=64,
         )

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from ikbo._torch_warnings import quiet
 from ikbo.transform.calls import check_call
-from ikbo.transform.capture import capture
+from ikbo.transform.capture import Captured, capture
 from ikbo.transform.chain import transform_chain
 from ikbo.transform.chained_module import ChainedModule
 from ikbo.transform.errors import TransformError
@@ -46,14 +46,22 @@ class TransformedModule(nn.Module):
         roles: input name to "user", "candidate" or "index", in the order of the flat inputs.
         columns: of each part of a packed input, the columns of the unmodified model's input.
         spec: what became of each operator.
+        captured: the unmodified model.
     """
 
-    def __init__(self, program: ExportedProgram, roles: Mapping[str, str], spec: Spec) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        roles: Mapping[str, str],
+        spec: Spec,
+        captured: Captured,
+    ) -> None:
         super().__init__()
         self.exported_program = program
         self.roles = dict(roles)
         self.columns = dict(spec.columns)
         self.spec = spec
+        self.captured = captured
         self.module = program.module()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +161,7 @@ def transform(
     factored, flat, index = factor(captured, limits)
     program = export(captured, factored, flat, index, limits)
     spec = build_spec(captured, program, factored.broadcasts, limits)
-    module = TransformedModule(program, captured.roles | {INDEX: "index"}, spec)
+    module = TransformedModule(program, captured.roles | {INDEX: "index"}, spec, captured)
     _verify(model, captured, module, two_levels(captured.flat_roles, limits))
     return module
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ikbo.transform import report
 from ikbo.transform.cost import Formula
 from ikbo.transform.spec_graph import GraphNode
+from ikbo.transform.variants import TRANSFORMED, Variant
 
 # Of the document that `Spec.to_json` writes; `spec.schema.json` describes it.
 VERSION = 1
@@ -59,7 +60,7 @@ class Row:
         return bool(self.flops_before.terms or self.flops_after.terms)
 
 
-_Record = TypeVar("_Record", Row, GraphNode, KernelRange)
+_Record = TypeVar("_Record", Row, GraphNode, KernelRange, Variant)
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Spec:
     the transformation all work runs at B; the formulas `*_before` hold for the unmodified model
     with the users' rows repeated. `columns` has, for each part of a packed input, the columns of
     the unmodified model's input. `before` and `after` are the operators of both programs.
+    `variants` says which form a package runs over which part of the range: disjoint parts that
+    cover it; the rows are about the transformed form.
     """
 
     max_users: int
@@ -80,6 +83,12 @@ class Spec:
     columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     before: tuple[GraphNode, ...] = ()
     after: tuple[GraphNode, ...] = ()
+    variants: tuple[Variant, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.variants:
+            whole = Variant(TRANSFORMED, (1, self.max_users), (1, self.max_candidates))
+            object.__setattr__(self, "variants", (whole,))
 
     def total(self, field: str, num_users: int, num_candidates: int) -> float:
         """Sum over the rows of `flops_before`, `flops_after`, `bytes_before` or `bytes_after`."""
@@ -140,8 +149,11 @@ class Spec:
                 for name in ("before", "after")
             }
             rows = tuple(_decoded(Row, row) for row in document["rows"])
+            variants = tuple(_decoded(Variant, item) for item in document["variants"])
             columns = {name: tuple(places) for name, places in document["columns"].items()}
-            return cls(**document | nodes | {"rows": rows, "columns": columns})
+            return cls(
+                **document | nodes | {"rows": rows, "columns": columns, "variants": variants}
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"ikbo.Spec: the document must be what to_json writes: {error!r}"
@@ -159,7 +171,7 @@ def _encoded(value: Any) -> Any:
         return [_encoded(item) for item in value]
     if isinstance(value, Mapping):
         return {key: _encoded(item) for key, item in value.items()}
-    if isinstance(value, Row | GraphNode | KernelRange):
+    if isinstance(value, Row | GraphNode | KernelRange | Variant):
         return {item.name: _encoded(getattr(value, item.name)) for item in fields(value)}
     return value
 

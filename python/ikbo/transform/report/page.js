@@ -205,6 +205,8 @@ function tables() {
 // Start
 
 function start() {
+  byId("variants").textContent = spec.variants.map(({ form, users, candidates }) =>
+    `${form} for U ${users.join(" to ")}, B ${candidates.join(" to ")}`).join("; ");
   byId("users").value = spec.num_users;
   byId("users").max = spec.max_users;
   byId("candidates").value = spec.num_candidates;

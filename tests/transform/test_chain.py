@@ -178,10 +178,12 @@ def test_report_has_both_splits(chained: ChainedModule) -> None:
 
 
 class Direct(nn.Module):
-    """Nothing is computed of users and vendors before items meet them."""
+    """Items meet users and vendors as they are, and a history whose values alone are a vendor's."""
 
     def forward(self, user: Tensor, vendor: Tensor, item: Tensor) -> Tensor:
-        return (user * item).sum(1) + (vendor * item).sum(1)
+        k = user.unflatten(1, (3, 4))
+        seen = functional.scaled_dot_product_attention(item[:, None], k, k * vendor[:, None])
+        return seen[:, 0].sum(1) + (user[:, :4] * item).sum(1) + (vendor * item).sum(1)
 
 
 class Deep(nn.Module):
@@ -202,16 +204,18 @@ def test_levels_that_meet_only_at_the_items() -> None:
     torch.manual_seed(0)
     module = ikbo.transform(
         Direct().eval(),
-        (rows(4), rows(4), rows(4)),
+        (rows(12), rows(4), rows(4)),
         {"user": ["user"], "vendor": ["vendor"]},
         max_users=4,
         max_candidates=64,
     )
-    user, vendor, item = torch.randn(2, 4), torch.randn(3, 4), torch.randn(5, 4)
+    user, vendor, item = torch.randn(2, 12), torch.randn(3, 4), torch.randn(5, 4)
     to_user, to_vendor = torch.tensor([1, 0, 1]).int(), torch.tensor([2, 0, 0, 1, 2]).int()
     got = module(user, vendor, item, vendor_to_user=to_user, cand_to_vendor=to_vendor)
     want = Direct()(user[to_user[to_vendor.long()].long()], vendor[to_vendor.long()], item)
     torch.testing.assert_close(got, want)
+    # Keys of users and values of vendors are read by one index, so keys come to the vendors first.
+    assert batches(module, "ikbo.expand.default").count((0, 1)) == 2
 
 
 def test_four_levels() -> None:
@@ -248,7 +252,7 @@ def test_bad_chains_are_refused(name: str) -> None:
 
 
 def test_what_is_no_chain_is_refused() -> None:
-    model, inputs = Direct().eval(), (rows(4), rows(4), rows(4))
+    model, inputs = Direct().eval(), (rows(12), rows(4), rows(4))
     with pytest.raises(ValueError, match="two levels or more beside the candidates"):
         ikbo.transform(model, inputs, {"user": ["user"]})
     with pytest.raises(ValueError, match="of one level as a whole"):
@@ -276,7 +280,7 @@ def test_planted_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransformError, match="differs from the unmodified model"):
         ikbo.transform(
             Direct().eval(),
-            (rows(4), rows(4), rows(4)),
+            (rows(12), rows(4), rows(4)),
             {"user": ["user"], "vendor": ["vendor"]},
             max_users=4,
             max_candidates=64,

@@ -14,16 +14,9 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 
+from ikbo.reference import ACTIVATIONS
 from ikbo.transform.errors import TransformError
 from ikbo.transform.inputs import INDEX
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.nn.functional.relu,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-}
 
 
 def _linear(
@@ -37,7 +30,7 @@ def _linear(
 ) -> Tensor:
     user = torch.nn.functional.linear(x_user, w_user, bias)
     cand = torch.nn.functional.linear(x_cand, w_cand)
-    return _ACTIVATIONS[activation](torch.ops.ikbo.expand(user, cand_to_user) + cand)
+    return ACTIVATIONS[activation](torch.ops.ikbo.expand(user, cand_to_user) + cand)
 
 
 def _lce(

@@ -60,8 +60,8 @@ class View {
   // All of the picture, or its top where all would be too small to read.
   fit() {
     const { clientWidth: width, clientHeight: height } = this.svg;
-    const wide = (width - 24) / this.size.width;
-    const scale = Math.min(1.2, Math.max(Math.min(wide, (height - 24) / this.size.height), 0.7));
+    const all = Math.min((width - 24) / this.size.width, (height - 24) / this.size.height);
+    const scale = all < 0.5 ? 0.7 : Math.min(1.2, all);
     const x = (width - this.size.width * scale) / 2;
     this.move(x, 12, scale);
   }

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,58 +13,25 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 
 from ikbo._torch_warnings import quiet
-from ikbo.transform.calls import check_call
+from ikbo.transform import device_costs as _device_costs
 from ikbo.transform.capture import Captured, capture
+from ikbo.transform.choose import Forms, Range, best_of, pays_from, range_of
+from ikbo.transform.device_costs import DeviceCosts
 from ikbo.transform.errors import TransformError
 from ikbo.transform.inputs import INDEX
 from ikbo.transform.interpret import FactoredModel
+from ikbo.transform.module import TransformedModule
 from ikbo.transform.spec import Spec
 from ikbo.transform.spec_build import batch_symbols, build_spec
+from ikbo.transform.verify import module_of
 from ikbo.transform.verify import verify as _verify
 
-__all__ = ["Spec", "TransformError", "TransformedModule", "explain", "transform"]
+__all__ = ["DeviceCosts", "Spec", "TransformError", "TransformedModule", "explain", "transform"]
 
 # Batch sizes to export with: primes, so that neither is a multiple of the other or of a feature
 # size.
 _USER_SIZES = (7, 5, 3, 2)
 _CANDIDATE_SIZES = (23, 19, 17, 13, 11, 7, 5, 3)
-
-
-class TransformedModule(nn.Module):
-    """A model whose user inputs have batch U and whose candidate inputs have batch B.
-
-    It is called as the example inputs were given, positionally or by keyword, with the keyword
-    `cand_to_user` (int32 `[B]`, the user row of each candidate) added. In the place of a packed
-    input `x` is a dict of its parts, `{"user": [U, ...], "cand": [B, ...]}`, named `x.user` and
-    `x.cand`; their columns keep their order (`columns`). Results have batch B. Inputs
-    of another structure, type, dtype, device or size raise TypeError or ValueError.
-
-    Attributes:
-        exported_program: the program, with the named dimensions U and B.
-        roles: input name to "user", "candidate" or "index", in the order of the flat inputs.
-        columns: of each part of a packed input, the columns of the unmodified model's input.
-        spec: what became of each operator.
-    """
-
-    def __init__(self, program: ExportedProgram, roles: Mapping[str, str], spec: Spec) -> None:
-        super().__init__()
-        self.exported_program = program
-        self.roles = dict(roles)
-        self.columns = dict(spec.columns)
-        self.spec = spec
-        self.module = program.module()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.module(*args, **kwargs)
-        except Exception:
-            limits = {"U": self.spec.max_users, "B": self.spec.max_candidates}
-            check_call(self.exported_program, self.roles, limits, args, kwargs)
-            raise
-
-    def report(self) -> str:
-        """The spec as a table; see `Spec.table`."""
-        return self.spec.table()
 
 
 @quiet()
@@ -75,6 +44,8 @@ def transform(
     row_counts: Mapping[str, int] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
+    ratio: float | tuple[float, float] | None = None,
+    device_costs: DeviceCosts | str | os.PathLike[str] | None = None,
 ) -> TransformedModule:
     """Rewrites a model so that everything that depends on the user alone runs once per user.
 
@@ -97,6 +68,11 @@ def transform(
             candidate's after another: n for the shape `[n * batch, ...]`. Such an input counts as
             `[batch, n, ...]`, in `request_only` as in the transformed module.
         max_users, max_candidates: largest U and B of a run.
+        ratio: candidates per user that runs will have, a number or the smallest and the largest; by
+            default 10 to max_candidates. What costs more than it saves over that range is not split.
+        device_costs: what work costs on the device: `DeviceCosts`, or a file that `ikbo calibrate`
+            wrote; by default those that ikbo ships for the kind of device, and where there are
+            none, every split is made.
 
     Returns:
         The transformed module.
@@ -107,21 +83,54 @@ def transform(
             operator and its source line.
 
     Cost:
-        Two exports, and some runs of the unmodified model on up to 64 rows.
+        Two exports, three where a split is left out, and some runs of the unmodified model on up
+        to 64 rows.
 
     Notes: weights are copied where they were sliced or folded and shared where not.
     """
     for name, value in (("max_users", max_users), ("max_candidates", max_candidates)):
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
             raise ValueError(f"ikbo.transform: {name} must be an int in 1..2^31-1; got {value!r}")
-    captured = capture(model, example_inputs, request_only, columns, row_counts)
     limits = (max_users, max_candidates)
-    factored, flat, index = _factor(captured, limits)
-    program = _export(captured, factored, flat, index, limits)
-    spec = build_spec(captured, program, factored.broadcasts, limits)
-    module = TransformedModule(program, captured.roles | {INDEX: "index"}, spec)
-    _verify(model, captured, module, limits)
+    runs = range_of(ratio, limits)
+    captured = capture(model, example_inputs, request_only, columns, row_counts)
+    costs = _device_costs.device_costs(device_costs, captured.device.type)
+    program, broadcasts = _chosen(captured, limits, costs, runs)
+    spec = build_spec(captured, program, broadcasts, limits)
+    pays = {
+        how: pays_from(Forms(captured, program, costs, in_package=how == "package"), runs)
+        for how in ("eager", "package")
+    }
+    spec = replace(spec, pays_from=pays)
+    unmodified = module_of(model)
+
+    def run_unmodified(flat: list[Any]) -> Any:
+        args, kwargs = captured.nest_joined(flat)
+        return unmodified(*args, **kwargs)
+
+    roles = captured.roles | {INDEX: "index"}
+    module = TransformedModule(program, roles, spec, run_unmodified)
+    _verify(model, captured, module.run_nested, limits)
     return module
+
+
+def _chosen(
+    captured: Captured, limits: tuple[int, int], costs: DeviceCosts, runs: Range
+) -> tuple[ExportedProgram, list[tuple[str, str]]]:
+    """Steps 2 to 5: the program with the splits that pay, and what had to be broadcast."""
+    programs, broadcasts, times = [], [], []
+    kept: dict[str, str] = {}
+    while len(programs) < 2:
+        factored, flat, index = _factor(captured, limits, kept)
+        programs.append(_export(captured, factored, flat, index, limits))
+        broadcasts.append(factored.broadcasts)
+        forms = Forms(captured, programs[-1], costs, in_package=True)
+        times.append(forms.transformed)
+        kept = forms.losers({name for name, _ in factored.broadcasts}, runs)
+        if not kept:
+            break
+    best = best_of(times, runs.corners())
+    return programs[best], broadcasts[best]
 
 
 def explain(
@@ -133,6 +142,8 @@ def explain(
     row_counts: Mapping[str, int] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
+    ratio: float | tuple[float, float] | None = None,
+    device_costs: DeviceCosts | str | os.PathLike[str] | None = None,
 ) -> Spec:
     """The compilation spec of a model: what `transform` makes of each operator, and why.
 
@@ -149,10 +160,14 @@ def explain(
         row_counts=row_counts,
         max_users=max_users,
         max_candidates=max_candidates,
+        ratio=ratio,
+        device_costs=device_costs,
     ).spec
 
 
-def _factor(captured: Captured, limits: tuple[int, int]) -> tuple[FactoredModel, list[Any], Tensor]:
+def _factor(
+    captured: Captured, limits: tuple[int, int], kept: Mapping[str, str] | None = None
+) -> tuple[FactoredModel, list[Any], Tensor]:
     """The walked model, with the inputs it was walked and will be exported with."""
     fixed = _feature_sizes(captured)
     num_candidates = _pick(_CANDIDATE_SIZES, limits[1], fixed)
@@ -164,7 +179,7 @@ def _factor(captured: Captured, limits: tuple[int, int]) -> tuple[FactoredModel,
             x = x[torch.arange(count, device=x.device) % x.shape[0]]
         flat.append(x)
     index = torch.arange(num_candidates, dtype=torch.int32, device=captured.device) % num_users
-    return FactoredModel(captured, flat, index), flat, index
+    return FactoredModel(captured, flat, index, kept), flat, index
 
 
 def _feature_sizes(captured: Captured) -> set[int]:

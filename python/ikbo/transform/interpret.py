@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,13 +51,21 @@ class FactoredModel(nn.Module):
         captured: the model's graph.
         flat: example inputs, flat, user inputs at one batch and candidate inputs at another.
         cand_to_user: int32 `[B]`.
+        kept: operators that are not split, and why.
 
     The constructor walks over the example inputs, again if layers are to be computed together;
     constants that the new graph needs become buffers, all others are dropped.
     """
 
-    def __init__(self, captured: Captured, flat: list[Any], cand_to_user: Tensor) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        flat: list[Any],
+        cand_to_user: Tensor,
+        kept: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
+        self._kept = kept or {}
         self._captured = captured
         self._constants, self._experts = Constants(), Experts()
         with torch.no_grad():
@@ -91,6 +99,7 @@ class FactoredModel(nn.Module):
         self._experts.rewind()
         users = [x for x, r in zip(flat, self._captured.flat_roles, strict=True) if r == "user"]
         walk = Walk(self._constants, cand_to_user, users[0].shape[0], fetch, self._experts)
+        walk.kept = self._kept
         return GraphWalk(self._captured, walk, flat, check_shapes=fetch is None)
 
 

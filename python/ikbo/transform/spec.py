@@ -56,7 +56,9 @@ class Spec:
     `num_users` and `num_candidates` are the sizes at which `table` evaluates the formulas. Before
     the transformation all work runs at B; the formulas `*_before` hold for the unmodified model
     with the users' rows repeated. `columns` has, for each part of a packed input, the columns of
-    the unmodified model's input.
+    the unmodified model's input. `pays_from` has, for "eager" and for "package", from how many
+    candidates on the transformed model is faster than the unmodified one, as pairs (U, B): with U
+    users or more, up to the next pair's, from B candidates on.
     """
 
     max_users: int
@@ -65,6 +67,7 @@ class Spec:
     num_candidates: int
     rows: tuple[Row, ...]
     columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    pays_from: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def total(self, field: str, num_users: int, num_candidates: int) -> float:
         """Sum over the rows of `flops_before`, `flops_after`, `bytes_before` or `bytes_after`."""
@@ -117,6 +120,7 @@ class Spec:
             "num_users": self.num_users,
             "num_candidates": self.num_candidates,
             "columns": self.columns,
+            "pays_from": self.pays_from,
             "rows": [
                 {key: encode(getattr(row, key)) for key in Row.__dataclass_fields__}
                 | {"kernels": [asdict(k) for k in row.kernels]}
@@ -131,7 +135,11 @@ class Spec:
         document = json.loads(text)
         rows = tuple(_row_from_json(row) for row in document.pop("rows"))
         columns = {name: tuple(places) for name, places in document.pop("columns").items()}
-        return cls(**document, rows=rows, columns=columns)
+        pays_from = {
+            how: tuple((users, candidates) for users, candidates in pairs)
+            for how, pairs in document.pop("pays_from").items()
+        }
+        return cls(**document, rows=rows, columns=columns, pays_from=pays_from)
 
 
 def _row_from_json(row: dict[str, Any]) -> Row:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `ikbo.transform` returns: both forms of a model, and which of them a call runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx.graph import CodeGen
+from torch.utils import _pytree as pytree
+
+from ikbo.transform.calls import check_call
+from ikbo.transform.choose import is_faster
+from ikbo.transform.spec import Spec
+
+
+class _Expected:
+    """What a flat input of a call must be like; `is_of_user` is None for what is no tensor."""
+
+    def __init__(self, example: Any, is_of_user: bool | None) -> None:
+        self.is_of_user = is_of_user
+        self.example = example
+        if is_of_user is not None:
+            self.facts = (example.dtype, example.device, example.shape[1:])
+
+    def rows_of(self, x: Any) -> int:
+        """The size of its batch, 0 for what has none; -1 where it is of another kind."""
+        if self.is_of_user is None:
+            return 0 if x == self.example else -1
+        if not isinstance(x, Tensor) or x.dim() == 0:
+            return -1
+        return len(x) if (x.dtype, x.device, x.shape[1:]) == self.facts else -1
+
+
+class TransformedModule(nn.Module):
+    """A model whose user inputs have batch U and whose candidate inputs have batch B.
+
+    It is called as the example inputs were given, positionally or by keyword, with the keyword
+    `cand_to_user` (int32 `[B]`, the user row of each candidate) added. In the place of a packed
+    input `x` is a dict of its parts, `{"user": [U, ...], "cand": [B, ...]}`, named `x.user` and
+    `x.cand`; their columns keep their order (`columns`). Results have batch B. Inputs
+    of another structure, type, dtype, device or size raise TypeError or ValueError.
+
+    A batch of so few candidates per user that the unmodified model is the faster one
+    (`spec.pays_from["eager"]`) is run by that model, its users repeated; not under `torch.export`
+    or `torch.compile`, and not in a package.
+
+    Attributes:
+        exported_program: the program, with the named dimensions U and B.
+        roles: input name to "user", "candidate" or "index", in the order of the flat inputs.
+        columns: of each part of a packed input, the columns of the unmodified model's input.
+        spec: what became of each operator.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        roles: Mapping[str, str],
+        spec: Spec,
+        unmodified: Callable[[list[Tensor]], Any],
+    ) -> None:
+        super().__init__()
+        self.exported_program = program
+        self.roles = dict(roles)
+        self.columns = dict(spec.columns)
+        self.spec = spec
+        self.module = _flat_module(program)
+        # What it closes over is the caller's model: neither a part of this one nor copied with it.
+        self._unmodified = unmodified
+        args, kwargs = program.example_inputs
+        leaves, self._structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        self._names = list(kwargs)
+        sides = iter(self.roles.values())
+        self._expected = [
+            _Expected(x, None if not isinstance(x, Tensor) else next(sides) == "user")
+            for x in leaves
+        ]
+        self._out_spec = program.call_spec.out_spec
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = self._flatten(args, kwargs)
+        if torch.compiler.is_compiling():
+            return self.run_transformed(leaves)
+        sizes = self._sizes(leaves)
+        if sizes is None:
+            limits = {"U": self.spec.max_users, "B": self.spec.max_candidates}
+            check_call(self.exported_program, self.roles, limits, args, kwargs)
+            raise ValueError(
+                "ikbo: a transformed module: what is no tensor must be as in the example inputs"
+            )
+        table = self.spec.pays_from.get("eager")
+        if table and not is_faster(table, *sizes):
+            return self.run_unmodified(leaves)
+        return self.run_transformed(leaves)
+
+    def run_nested(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the transformed form whatever the batch, called as the module is."""
+        return self.run_transformed(self._flatten(args, kwargs))
+
+    def run_transformed(self, leaves: list[Any]) -> Any:
+        """The result of the transformed form, on flat inputs."""
+        return pytree.tree_unflatten(self.module(*leaves), self._out_spec)
+
+    def run_unmodified(self, leaves: list[Any]) -> Any:
+        """The result of the unmodified model on flat inputs, its users repeated."""
+        index = leaves[-1]
+        pairs = zip(leaves, self._expected, strict=True)
+        rows = [x.index_select(0, index) if y.is_of_user else x for x, y in pairs]
+        return self._unmodified(rows[:-1])
+
+    def report(self) -> str:
+        """The spec as a table; see `Spec.table`."""
+        return self.spec.table()
+
+    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if kwargs.keys() == set(self._names):
+            kwargs = {name: kwargs[name] for name in self._names}
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        return leaves if structure == self._structure else []
+
+    def _sizes(self, leaves: list[Any]) -> tuple[int, int] | None:
+        """(U, B) of flat inputs; None if they are not as the example inputs are."""
+        if not leaves:
+            return None
+        users, candidates = -1, len(leaves[-1]) if isinstance(leaves[-1], Tensor) else 0
+        for x, expected in zip(leaves, self._expected, strict=True):
+            rows = expected.rows_of(x)
+            if expected.is_of_user and users < 0:
+                users = rows
+            batch = {None: 0, True: users, False: candidates}[expected.is_of_user]
+            if rows != batch:
+                return None
+        fits = 0 < users <= self.spec.max_users and 0 < candidates <= self.spec.max_candidates
+        return (users, candidates) if fits else None
+
+
+def _flat_module(program: ExportedProgram) -> nn.Module:
+    """A program as a module that takes and returns flat values, without checks of its own."""
+    module = program.module(check_guards=False)
+    # Hooks of torch that compare each call's inputs with the examples: half of a small model's time.
+    module._forward_pre_hooks.clear()
+    module._forward_hooks.clear()
+    module.graph.set_codegen(CodeGen())  # type: ignore[operator,union-attr]
+    module.recompile()  # type: ignore[operator]
+    return module

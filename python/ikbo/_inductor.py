@@ -4,7 +4,7 @@
 | operator | in a package |
 |---|---|
 | `expand` | its input is realised at U, then gathered; the gather fuses into what reads it |
-| `linear`, `lce`, where that is faster | GEMM at U, GEMM at B, gather, add, activation; the last three fuse |
+| `linear`, `lce` where that is faster | two GEMMs, gather, add, activation; the last three fuse |
 | all others | our kernel |
 
 Where it is faster was measured, by device and element type (`_IN_PARTS`).
@@ -13,14 +13,14 @@ Why `expand` needs its own lowering: Inductor inlines the arithmetic that produc
 every loop that reads it, so a plain `index_select` of a user value recomputes user-only work for
 every candidate.
 
-Why the plain form of `linear` on the CPU: weights are constants of a package, so Inductor prepacks them for
-oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it (`inside: package`)
-with our kernel. In 16 bits it would round each GEMM's result; our kernel sums in fp32 and rounds
-once.
+Why the plain form of `linear` on the CPU: weights are constants of a package, so Inductor prepacks
+them for oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it
+(`inside: package`) with our kernel. In 16 bits it would round each GEMM's result; our kernel sums
+in fp32 and rounds once.
 
-`lce` stays whole on the CPU. As one GEMM over B x N rows it would need its candidates transposed, a temporary
-of their size. Above 32 MiB glibc maps that anew at each run, with a page fault for every 4 KiB, so
-that its time is that of the machine's page faults; our kernel has no such temporary.
+`lce` stays whole on the CPU. As one GEMM over B x N rows it would need its candidates transposed, a
+temporary of their size. Above 32 MiB glibc maps that anew at each run, with a page fault for every
+4 KiB, so that its time is that of the machine's page faults; our kernel has no such temporary.
 """
 
 from __future__ import annotations

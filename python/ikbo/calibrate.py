@@ -88,14 +88,15 @@ class _Measurement:
     def _products(self) -> tuple[dict[str, float], dict[str, float]]:
         """FLOP/s of torch's products and of ikbo's, by element type."""
         found: tuple[dict[str, float], dict[str, float]] = ({}, {})
-        index = torch.zeros(self.rows, dtype=torch.int32, device=self.device)
+        rows = self.rows // 4
+        index = torch.zeros(rows, dtype=torch.int32, device=self.device)
         linear = torch.ops.ikbo.linear.default
         for dtype in _DTYPES:
             has_own = dtype != torch.float64 or self.device == "cpu"
-            x = torch.rand(self.rows, _WIDTH, device=self.device).to(dtype)
+            x = torch.rand(rows, _WIDTH, device=self.device).to(dtype)
             w = torch.rand(_WIDTH, _WIDTH, device=self.device).to(dtype)
             name = str(dtype).removeprefix("torch.")
-            work = 2.0 * self.rows * _WIDTH**2
+            work = 2.0 * rows * _WIDTH**2
             found[0][name] = work / self._of(f"products in {name}", partial(torch.mm, x, w))
             if has_own:
                 own = partial(linear, x[:1], x, w, w, None, index)
@@ -145,8 +146,7 @@ class _Measurement:
 
     def _least(self, call: Callable[[], object], calls: int) -> float:
         """Seconds of one call, the least of many: what else the machine does only adds to it."""
-        for _ in range(3):
-            call()
+        call()
         self._wait()
         best, end = float("inf"), time.perf_counter() + self.seconds
         while True:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ikbo._cli_costs import add_calibrate, add_cost_options, ratio_of, run_calibrate
+
 _MODEL_HELP = """\
 MODEL is MODULE:FUNCTION or FILE.py:FUNCTION. The function takes no arguments and returns
 (model, example_inputs): an nn.Module in eval mode, and its inputs as a tuple or as a dict by
@@ -87,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help="largest number of candidates in a run (default: 8192)",
         )
-        _add_cost_options(command)
+        add_cost_options(command)
         command.add_argument(
             "--traceback", action="store_true", help="print the Python traceback of an error"
         )
@@ -95,33 +97,8 @@ def _parser() -> argparse.ArgumentParser:
             _add_package_options(command)
         else:
             _add_output(command, name)
-    _add_calibrate(commands)
+    add_calibrate(commands, lambda options: run_calibrate(options, _Progress()))
     return parser
-
-
-def _add_calibrate(commands: Any) -> None:
-    text = "measure what work costs on this machine, for --device-costs"
-    command = commands.add_parser(
-        "calibrate", help=text, description=f"{text[0].upper()}{text[1:]}. Takes some seconds."
-    )
-    command.set_defaults(run=_calibrate)
-    command.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    command.add_argument(
-        "--threads", type=int, metavar="N", help="of PyTorch on the CPU (default: its own choice)"
-    )
-    command.add_argument(
-        "--seconds",
-        type=float,
-        default=0.3,
-        metavar="S",
-        help="for each of some fifteen measurements (default: 0.3); more on a busy machine",
-    )
-    command.add_argument(
-        "-o", "--output", metavar="FILE.json", help="write there instead of printing"
-    )
-    command.add_argument(
-        "--traceback", action="store_true", help="print the Python traceback of an error"
-    )
 
 
 def _add_input_options(command: argparse.ArgumentParser, name: str) -> None:
@@ -145,20 +122,6 @@ def _add_input_options(command: argparse.ArgumentParser, name: str) -> None:
         default=[],
         metavar="NAME=N",
         help="an input has N rows per candidate, one candidate's after another; once per input",
-    )
-
-
-def _add_cost_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--ratio",
-        metavar="N[:M]",
-        help="candidates per user that runs will have: what costs more than it saves over this "
-        "range is not split (default: 10 to the largest number of candidates)",
-    )
-    command.add_argument(
-        "--device-costs",
-        metavar="FILE.json",
-        help="what `ikbo calibrate` wrote (default: what ikbo ships for the kind of device)",
     )
 
 
@@ -258,37 +221,9 @@ def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
         row_counts=counts_of_texts(options.row_count),
         max_users=options.max_users or 64,
         max_candidates=options.max_candidates,
-        ratio=_ratio(options.ratio),
+        ratio=ratio_of(options.ratio),
         device_costs=options.device_costs,
     )
-
-
-def _ratio(text: str | None) -> float | tuple[float, float] | None:
-    if text is None:
-        return None
-    low, separator, high = text.partition(":")
-    try:
-        return (float(low), float(high)) if separator else float(low)
-    except ValueError:
-        raise UsageError(f"--ratio must be a number or two, as 10:500; got {text!r}") from None
-
-
-def _calibrate(options: argparse.Namespace) -> None:
-    import torch
-
-    from ikbo.calibrate import calibrate
-
-    if options.threads is not None:
-        if options.threads < 1:
-            raise UsageError(f"--threads must be at least 1; got {options.threads}")
-        torch.set_num_threads(options.threads)
-    progress = _Progress()
-    text = calibrate(options.device, progress=progress, seconds=options.seconds).to_json()
-    progress("done")
-    if options.output:
-        Path(options.output).write_text(text + "\n")
-    else:
-        print(text)
 
 
 def _transform(options: argparse.Namespace) -> None:

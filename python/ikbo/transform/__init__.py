@@ -69,7 +69,7 @@ def transform(
             `[batch, n, ...]`, in `request_only` as in the transformed module.
         max_users, max_candidates: largest U and B of a run.
         ratio: candidates per user that runs will have, a number or the smallest and the largest; by
-            default 10 to max_candidates. What costs more than it saves over that range is not split.
+            default 10 to max_candidates. What costs more than it saves there is not split.
         device_costs: what work costs on the device: `DeviceCosts`, or a file that `ikbo calibrate`
             wrote; by default those that ikbo ships for the kind of device, and where there are
             none, every split is made.
@@ -118,7 +118,8 @@ def _chosen(
     captured: Captured, limits: tuple[int, int], costs: DeviceCosts, runs: Range
 ) -> tuple[ExportedProgram, list[tuple[str, str]]]:
     """Steps 2 to 5: the program with the splits that pay, and what had to be broadcast."""
-    programs, broadcasts, times = [], [], []
+    programs: list[ExportedProgram] = []
+    broadcasts, times = [], []
     kept: dict[str, str] = {}
     while len(programs) < 2:
         factored, flat, index = _factor(captured, limits, kept)

@@ -146,14 +146,29 @@ class Forms:
             pieces = self.after.get(node.name)
             if not pieces or node.name in blocked:
                 continue
-            kept = [*self.before[node.name], *self._joins_of(node)]
+            group = [node.name, *self._joined_to(node)]
+            kept = [p for name in group for p in self.before[name]] + self._joins_of(node)
             times = [
                 lambda u, b, pieces=pieces: estimate.total(pieces, u, b),
                 lambda u, b, kept=kept: estimate.total(kept, u, b),
             ]
             if best_of(times, runs.corners()) == 1:
-                found[node.name] = _reason(times[0], times[1], runs.corners())
+                why = _reason(times[0], times[1], runs.corners())
+                found |= dict.fromkeys(group, why)
         return found
+
+    def _joined_to(self, node: Node) -> list[str]:
+        """Layers over the same features that are done by this one's product (A20)."""
+        operands = node.all_input_nodes
+        if not operands or not _has_product(self.after[node.name]):
+            return []
+        return [
+            other.name
+            for other in operands[0].users
+            if other is not node
+            and other.target == node.target
+            and not _has_product(self.after.get(other.name, ()))
+        ]
 
     def _joins_of(self, node: Node) -> list[Piece]:
         """What puts the operands side by side, if the split leaves it out."""
@@ -165,12 +180,16 @@ class Forms:
             if operand.name in seen or operand.name not in self.before:
                 continue
             seen.add(operand.name)
-            if operand.target._opname in _JOINS:  # type: ignore[union-attr]
+            if operand.target._opname in _JOINS:
                 if not self.after.get(operand.name):
                     found += self.before[operand.name]
-            elif not self.before[operand.name] or operand.target.is_view:  # type: ignore[union-attr]
+            elif not self.before[operand.name] or operand.target.is_view:
                 waiting += operand.all_input_nodes
         return found
+
+
+def _has_product(pieces: Iterable[Piece]) -> bool:
+    return any(piece.flops.terms for piece in pieces)
 
 
 def _reason(split: Time, kept: Time, corners: Sequence[Sizes]) -> str:
@@ -221,4 +240,3 @@ def is_faster(table: Sequence[Sizes], num_users: int, num_candidates: int) -> bo
             break
         least = candidates
     return num_candidates >= least
-

@@ -137,9 +137,7 @@ def _check_positive(name: str, value: Any, source: str) -> None:
         )
 
 
-def device_costs(
-    costs: DeviceCosts | str | os.PathLike[str] | None, device: str
-) -> DeviceCosts:
+def device_costs(costs: DeviceCosts | str | os.PathLike[str] | None, device: str) -> DeviceCosts:
     """The constants to use on a kind of device.
 
     Args:

@@ -100,7 +100,7 @@ def _rows_per_candidate(node: Node, symbols: Mapping[Any, Any]) -> Formula:
     names = {"bmm": (0,), "target_attention": (1, 2)}[node.target.overloadpacket.__name__]
     sums = cost.ZERO
     for place in names:
-        sums = sums + cost.bytes_of(node.args[place].meta["val"], symbols)  # type: ignore[union-attr]
+        sums = sums + cost.bytes_of(node.args[place].meta["val"], symbols)
     return Formula({(0, 1) if key == (1, 0) else key: c for key, c in sums.terms.items()})
 
 

@@ -130,7 +130,7 @@ def _moves(node: Node) -> bool:
         is_operator(node)
         and isinstance(node.meta.get("val"), Tensor | tuple | list)
         and not node.target.is_view
-    )  # type: ignore[union-attr]
+    )
 
 
 def by_origin(program: ExportedProgram) -> dict[str, list[Node]]:
@@ -146,7 +146,7 @@ def _batches(nodes: list[Node], names: dict[Any, str]) -> str:
     """The batches of the results of nodes, and of the operands of ikbo's own operators."""
     values = [node.meta.get("val") for node in nodes]
     for node in nodes:
-        if node.target.namespace == "ikbo":  # type: ignore[union-attr]
+        if node.target.namespace == "ikbo":
             values += [n.meta.get("val") for n in node.all_input_nodes]
     tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
     sizes: list[Any] = [d for x in tensors for d in x.shape if isinstance(d, torch.SymInt)]
@@ -189,9 +189,7 @@ def _kernels(
 
 def _is_ikbo(node: Node) -> bool:
     """Whether a node calls an operator with kernels of ours; `expand` is always a gather."""
-    return (
-        is_operator(node) and node.target.namespace == "ikbo" and node.target._opname != "expand"
-    )  # type: ignore[union-attr]
+    return is_operator(node) and node.target.namespace == "ikbo" and node.target._opname != "expand"
 
 
 def _origin(node: Node) -> str:

@@ -108,7 +108,7 @@ class Walk:
             reason: why a user value is needed at B, for the report; None where it is no loss.
         """
         is_new = ("materialise", id(form)) not in self._done
-        if reason is not None and is_new and _holds_user(form):
+        if reason is not None and is_new and f.holds_user(form):
             self.broadcasts.append((self.node, reason))
         if isinstance(form, Const):
             tensor = self.use(form)
@@ -296,10 +296,3 @@ def _wrap(kind: Callable[[Tensor, Any], Any], out: Any, where: Any) -> Any:
         )
     rows = where if isinstance(where, tuple) else (where,) * len(out)
     return tuple(kind(t, r) for t, r in zip(out, rows, strict=True))
-
-
-def _holds_user(form: Form) -> bool:
-    concat = form.x if isinstance(form, Merged) else form
-    if isinstance(concat, Concat):
-        return any(isinstance(part, User) for part in concat.parts)
-    return isinstance(form, User)

@@ -102,14 +102,8 @@ def transform(
         for how in ("eager", "package")
     }
     spec = replace(spec, pays_from=pays)
-    unmodified = module_of(model)
-
-    def run_unmodified(flat: list[Any]) -> Any:
-        args, kwargs = captured.nest_joined(flat)
-        return unmodified(*args, **kwargs)
-
     roles = captured.roles | {INDEX: "index"}
-    module = TransformedModule(program, roles, spec, run_unmodified)
+    module = TransformedModule(program, roles, spec, captured.caller_of(module_of(model)))
     _verify(model, captured, module.run_nested, limits)
     return module
 

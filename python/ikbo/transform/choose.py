@@ -141,10 +141,10 @@ class Forms:
             blocked: operators that are not split anyway.
             runs: the range.
         """
-        found = {}
+        found: dict[str, str] = {}
         for node in self._captured.program.graph.nodes:
             pieces = self.after.get(node.name)
-            if not pieces or node.name in blocked:
+            if not pieces or node.name in blocked or node.name not in self.before:
                 continue
             group = [node.name, *self._joined_to(node)]
             kept = [p for name in group for p in self.before[name]] + self._joins_of(node)

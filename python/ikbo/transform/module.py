@@ -17,24 +17,6 @@ from ikbo.transform.choose import is_faster
 from ikbo.transform.spec import Spec
 
 
-class _Expected:
-    """What a flat input of a call must be like; `is_of_user` is None for what is no tensor."""
-
-    def __init__(self, example: Any, is_of_user: bool | None) -> None:
-        self.is_of_user = is_of_user
-        self.example = example
-        if is_of_user is not None:
-            self.facts = (example.dtype, example.device, example.shape[1:])
-
-    def rows_of(self, x: Any) -> int:
-        """The size of its batch, 0 for what has none; -1 where it is of another kind."""
-        if self.is_of_user is None:
-            return 0 if x == self.example else -1
-        if not isinstance(x, Tensor) or x.dim() == 0:
-            return -1
-        return len(x) if (x.dtype, x.device, x.shape[1:]) == self.facts else -1
-
-
 class TransformedModule(nn.Module):
     """A model whose user inputs have batch U and whose candidate inputs have batch B.
 
@@ -73,10 +55,13 @@ class TransformedModule(nn.Module):
         args, kwargs = program.example_inputs
         leaves, self._structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
         self._names = list(kwargs)
+        # Of calls without containers, the number of positional arguments.
+        is_flat = all(isinstance(x, Tensor) for x in (*args, *kwargs.values()))
+        self._flat_args = len(args) if is_flat else None
         sides = iter(self.roles.values())
-        self._expected = [
-            _Expected(x, None if not isinstance(x, Tensor) else next(sides) == "user")
-            for x in leaves
+        self._is_of_user = [isinstance(x, Tensor) and next(sides) == "user" for x in leaves]
+        self._examples = [
+            (x.dtype, x.device, x.shape[1:]) if isinstance(x, Tensor) else x for x in leaves
         ]
         self._out_spec = program.call_spec.out_spec
 
@@ -102,13 +87,18 @@ class TransformedModule(nn.Module):
 
     def run_transformed(self, leaves: list[Any]) -> Any:
         """The result of the transformed form, on flat inputs."""
-        return pytree.tree_unflatten(self.module(*leaves), self._out_spec)
+        results = self.module(*leaves)
+        return (
+            results[0]
+            if self._out_spec.is_leaf()
+            else pytree.tree_unflatten(results, self._out_spec)
+        )
 
     def run_unmodified(self, leaves: list[Any]) -> Any:
         """The result of the unmodified model on flat inputs, its users repeated."""
         index = leaves[-1]
-        pairs = zip(leaves, self._expected, strict=True)
-        rows = [x.index_select(0, index) if y.is_of_user else x for x, y in pairs]
+        pairs = zip(leaves, self._is_of_user, strict=True)
+        rows = [x.index_select(0, index) if is_of_user else x for x, is_of_user in pairs]
         return self._unmodified(rows[:-1])
 
     def report(self) -> str:
@@ -116,23 +106,32 @@ class TransformedModule(nn.Module):
         return self.spec.table()
 
     def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        if kwargs.keys() == set(self._names):
-            kwargs = {name: kwargs[name] for name in self._names}
-        leaves, structure = pytree.tree_flatten((args, kwargs))
+        """The flat inputs of a call; none where its structure is not that of the examples."""
+        if kwargs.keys() != set(self._names):
+            return []
+        if self._flat_args is not None:
+            # What is no tensor fails the check of its type.
+            return [*args, *map(kwargs.get, self._names)] if len(args) == self._flat_args else []
+        ordered = {name: kwargs[name] for name in self._names}
+        leaves, structure = pytree.tree_flatten((args, ordered))
         return leaves if structure == self._structure else []
 
     def _sizes(self, leaves: list[Any]) -> tuple[int, int] | None:
         """(U, B) of flat inputs; None if they are not as the example inputs are."""
         if not leaves:
             return None
-        users, candidates = -1, len(leaves[-1]) if isinstance(leaves[-1], Tensor) else 0
-        for x, expected in zip(leaves, self._expected, strict=True):
-            rows = expected.rows_of(x)
-            if expected.is_of_user and users < 0:
-                users = rows
-            batch = {None: 0, True: users, False: candidates}[expected.is_of_user]
-            if rows != batch:
+        sizes: dict[bool, int] = {}
+        for x, example, is_of_user in zip(leaves, self._examples, self._is_of_user, strict=True):
+            if type(example) is not tuple:
+                if isinstance(x, Tensor) or x != example:
+                    return None
+                continue
+            dtype, device, row = example
+            if not isinstance(x, Tensor) or x.dtype != dtype or x.device != device:
                 return None
+            if not x.dim() or x.shape[1:] != row or sizes.setdefault(is_of_user, len(x)) != len(x):
+                return None
+        users, candidates = sizes[True], sizes[False]
         fits = 0 < users <= self.spec.max_users and 0 < candidates <= self.spec.max_candidates
         return (users, candidates) if fits else None
 

@@ -60,8 +60,9 @@ class TransformedModule(nn.Module):
         self._flat_args = len(args) if is_flat else None
         sides = iter(self.roles.values())
         self._is_of_user = [isinstance(x, Tensor) and next(sides) == "user" for x in leaves]
+        self._user_places = [i for i, is_of_user in enumerate(self._is_of_user) if is_of_user]
         self._examples = [
-            (x.dtype, x.device, x.shape[1:]) if isinstance(x, Tensor) else x for x in leaves
+            (x.dtype, x.device, list(x.shape[1:])) if isinstance(x, Tensor) else x for x in leaves
         ]
         self._out_spec = program.call_spec.out_spec
 
@@ -96,10 +97,10 @@ class TransformedModule(nn.Module):
 
     def run_unmodified(self, leaves: list[Any]) -> Any:
         """The result of the unmodified model on flat inputs, its users repeated."""
-        index = leaves[-1]
-        pairs = zip(leaves, self._is_of_user, strict=True)
-        rows = [x.index_select(0, index) if is_of_user else x for x, is_of_user in pairs]
-        return self._unmodified(rows[:-1])
+        *rows, index = leaves
+        for place in self._user_places:
+            rows[place] = rows[place].index_select(0, index)
+        return self._unmodified(rows)
 
     def report(self) -> str:
         """The spec as a table; see `Spec.table`."""
@@ -129,7 +130,8 @@ class TransformedModule(nn.Module):
             dtype, device, row = example
             if not isinstance(x, Tensor) or x.dtype != dtype or x.device != device:
                 return None
-            if not x.dim() or x.shape[1:] != row or sizes.setdefault(is_of_user, len(x)) != len(x):
+            count, *rest = x.shape or (0,)
+            if rest != row or sizes.setdefault(is_of_user, count) != count:
                 return None
         users, candidates = sizes[True], sizes[False]
         fits = 0 < users <= self.spec.max_users and 0 < candidates <= self.spec.max_candidates

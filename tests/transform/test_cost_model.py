@@ -257,5 +257,6 @@ def test_small_batches_of_packed_inputs() -> None:
     torch.testing.assert_close(module(parts, cand_to_user=index), net(whole))
     with pytest.raises(ValueError, match="must have dtype"):
         module({"user": user, "cand": cand.double()}, cand_to_user=index)
-    with pytest.raises(TypeError, match="must have the structure"):
-        module({"user": user}, cand_to_user=index)
+    for wrong in ({"user": user}, {**parts, "more": user}, [user, cand], user):
+        with pytest.raises(TypeError, match="must have the structure"):
+            module(wrong, cand_to_user=index)

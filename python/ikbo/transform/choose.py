@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -114,9 +116,13 @@ class Forms:
             for node in captured.program.graph.nodes
             if is_operator(node)
         }
+        emitted = by_origin(program)
         self.after = {
             name: [piece for node in nodes for piece in self._pieces(node, names)]
-            for name, nodes in by_origin(program).items()
+            for name, nodes in emitted.items()
+        }
+        self._at_users = {
+            name for name, nodes in emitted.items() if nodes and _symbols(nodes[-1]) == {users}
         }
 
     def _pieces(self, node: Node, symbols: dict[Any, str]) -> list[Piece]:
@@ -151,7 +157,7 @@ class Forms:
             if not pieces or node.name in blocked or node.name not in self.before:
                 continue
             group = [node.name, *self._joined_to(node)]
-            kept = [p for name in group for p in self.before[name]] + self._joins_of(node)
+            kept = [p for name in group for p in self.before[name]] + self._inputs_of(node)
             times = [
                 lambda u, b, pieces=pieces: estimate.total(pieces, u, b),
                 lambda u, b, kept=kept: estimate.total(kept, u, b),
@@ -174,8 +180,8 @@ class Forms:
             and not _has_product(self.after.get(other.name, ()))
         ]
 
-    def _joins_of(self, node: Node) -> list[Piece]:
-        """What puts the operands side by side, if the split leaves it out."""
+    def _inputs_of(self, node: Node) -> list[Piece]:
+        """What makes the operands at B, if the split leaves it out: joins, and users repeated."""
         found: list[Piece] = []
         waiting = list(node.all_input_nodes)
         seen: set[str] = set()
@@ -187,9 +193,19 @@ class Forms:
             if operand.target._opname in _JOINS:
                 if not self.after.get(operand.name):
                     found += self.before[operand.name]
+            elif operand.name in self._at_users:
+                value = operand.meta["val"]
+                found.append(estimate.repeated(value, self._costs, in_package=self._in_package))
             elif not self.before[operand.name] or operand.target.is_view:
                 waiting += operand.all_input_nodes
         return found
+
+
+def _symbols(node: Node) -> set[Any]:
+    """The batches in the result of a call."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, Tensor) else ()
+    return {s for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols}
 
 
 def _has_product(pieces: Iterable[Piece]) -> bool:

@@ -115,6 +115,9 @@ class TransformedModule(nn.Module):
             return [*args, *map(kwargs.get, self._names)] if len(args) == self._flat_args else []
         ordered = {name: kwargs[name] for name in self._names}
         leaves, structure = pytree.tree_flatten((args, ordered))
+        if structure == self._structure:
+            return leaves
+        leaves, structure = pytree.tree_flatten(_in_order((args, ordered), self._structure))
         return leaves if structure == self._structure else []
 
     def _sizes(self, leaves: list[Any]) -> tuple[int, int] | None:
@@ -136,6 +139,18 @@ class TransformedModule(nn.Module):
         users, candidates = sizes[True], sizes[False]
         fits = 0 < users <= self.spec.max_users and 0 < candidates <= self.spec.max_candidates
         return (users, candidates) if fits else None
+
+
+def _in_order(value: Any, structure: pytree.TreeSpec) -> Any:
+    """A nested value, its dicts in the order of their keys in `structure`, where they fit it."""
+    children = structure.children()
+    if isinstance(value, dict) and structure.type is dict and {*value} == {*structure.context}:
+        pairs = zip(structure.context, children, strict=True)
+        return {key: _in_order(value[key], child) for key, child in pairs}
+    is_plain = type(value) in (list, tuple) and type(value) is structure.type
+    if is_plain and len(value) == len(children):
+        return type(value)(map(_in_order, value, children))
+    return value
 
 
 def _flat_module(program: ExportedProgram) -> nn.Module:

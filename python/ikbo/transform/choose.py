@@ -204,7 +204,7 @@ class Forms:
 def _symbols(node: Node) -> set[Any]:
     """The batches in the result of a call."""
     value = node.meta.get("val")
-    sizes = value.shape if isinstance(value, Tensor) else ()
+    sizes: Any = value.shape if isinstance(value, Tensor) else ()
     return {s for d in sizes if isinstance(d, torch.SymInt) for s in d.node.expr.free_symbols}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -109,11 +109,16 @@ def _dotted(path: pytree.KeyPath) -> str:
     return ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path)
 
 
-def from_transformed(module: Any, max_users: int | None, max_candidates: int | None) -> ServedModel:
+def from_transformed(
+    module: Any, max_users: int | None, max_candidates: int | None, both_forms: bool
+) -> ServedModel:
     """A served model around a `TransformedModule`, which knows roles and ranges."""
-    from ikbo.transform.variants import REPLICATED, ReplicatedModule
+    from ikbo.transform.variants import REPLICATED, ReplicatedModule, variants_of
 
     program, roles, spec = module.exported_program, dict(module.roles), module.spec
+    if both_forms:
+        limits = (spec.max_users, spec.max_candidates)
+        spec = replace(spec, variants=variants_of(spec.pays_from["package"], limits))
     args, kwargs = program.example_inputs
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

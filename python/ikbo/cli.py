@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `ikbo`: transform, explain and package a model."""
+"""The command line `ikbo`: transform, explain and package a model; calibrate a machine."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ikbo._cli_costs import add_calibrate, add_cost_options, ratio_of, run_calibrate
 from ikbo._factory import UsageError, load
 
 _MODEL_HELP = """\
@@ -84,12 +85,14 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help="largest number of candidates in a run (default: 8192)",
         )
+        add_cost_options(command)
         _add_traceback(command)
         if name == "package":
             _add_package_options(command)
         else:
             _add_output(command, name)
     _add_report(commands)
+    add_calibrate(commands, lambda options: run_calibrate(options, _Progress()))
     return parser
 
 
@@ -161,6 +164,11 @@ def _add_package_options(command: argparse.ArgumentParser) -> None:
         help="instead of --request-only, for a model that is already written for two batches, or "
         "for candidates alone: the role of one input, user, candidate or index; once per input",
     )
+    command.add_argument(
+        "--both-forms",
+        action="store_true",
+        help="let the unmodified model run batches of so few candidates that it is the faster one",
+    )
     command.add_argument("-o", "--output", metavar="FILE.pt2", required=True, help="the package")
     command.add_argument("--name", default="model", help="the model's name (default: model)")
     command.add_argument("--version", default="1", help="the model's version (default: 1)")
@@ -197,6 +205,8 @@ def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
         row_counts=counts_of_texts(options.row_count),
         max_users=options.max_users or 64,
         max_candidates=options.max_candidates,
+        ratio=ratio_of(options.ratio),
+        device_costs=options.device_costs,
     )
 
 
@@ -267,6 +277,7 @@ def _package(options: argparse.Namespace) -> None:
         name=options.name,
         version=options.version,
         tolerance=options.tolerance,
+        both_forms=options.both_forms,
         progress=progress,
         **arguments,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ikbo import _inductor, _replay
@@ -45,6 +45,7 @@ def package(
     name: str = "model",
     version: str = "1",
     tolerance: float | None = None,
+    both_forms: bool = False,
     inductor_options: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Manifest:
@@ -74,6 +75,9 @@ def package(
         tolerance: relative tolerance T of the replay cases, against the eager module; an output
             passes when |actual - expected| <= T * (s + |expected|), s the smallest of the outputs'
             largest magnitudes. None: 1024 units of rounding in fp32 and fp64, 8 in 16-bit models.
+        both_forms: transformed modules only. Whether batches of so few candidates per user that the
+            unmodified model is the faster one (`spec.pays_from["package"]`) are run by that model,
+            its users repeated; the package then holds both forms, which share weights.
         inductor_options: further options of TorchInductor; they win over ikbo's.
         progress: called with a line of text before each long step.
 
@@ -94,7 +98,7 @@ def package(
     if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance >= 0):
         raise ValueError(f"ikbo.package: tolerance must be a number >= 0; got {tolerance!r}")
     report = progress or (lambda _: None)
-    served = _served(module, example_inputs, roles, max_users, max_candidates)
+    served = _served(module, example_inputs, roles, max_users, max_candidates, both_forms)
     with torch.no_grad():
         report("exporting with batches U and B")
         program = _export(served, served.module)
@@ -171,6 +175,7 @@ def _served(
     roles: Mapping[str, str] | None,
     max_users: int | None,
     max_candidates: int | None,
+    both_forms: bool,
 ) -> ServedModel:
     if not isinstance(module, nn.Module):
         raise TypeError(f"ikbo.package: module must be an nn.Module; got {type(module).__name__}")
@@ -182,13 +187,15 @@ def _served(
             f"levels {list(module.levels)}: transform the model with a list in request_only"
         )
     if not isinstance(module, TransformedModule):
+        if both_forms:
+            raise ValueError("ikbo.package: both_forms is for transformed modules; got a plain one")
         return from_module(module, example_inputs, roles, max_users, max_candidates)
     if example_inputs is not None or roles is not None:
         raise ValueError(
             "ikbo.package: example_inputs and roles must be left out for a transformed module, "
             "which knows its own"
         )
-    return from_transformed(module, max_users, max_candidates)
+    return from_transformed(module, max_users, max_candidates, both_forms)
 
 
 def _lowered(program: ExportedProgram) -> ExportedProgram:
@@ -217,17 +224,8 @@ def _export(served: ServedModel, module: nn.Module) -> ExportedProgram:
             f"ikbo.package: torch.export of {type(served.module.inner).__name__} with batches U "
             f"and B failed: {error}"
         ) from error
-    _own_storage(program)
+    _inductor.own_storage(program)
     return program
-
-
-def _own_storage(program: ExportedProgram) -> None:
-    """Gives each weight a storage of its own: AOTInductor writes the whole storage of a view."""
-    for tensors in (program.state_dict, program.constants):
-        for name, value in tensors.items():
-            if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
-                own = value.detach().clone()
-                tensors[name] = nn.Parameter(own, False) if isinstance(value, nn.Parameter) else own
 
 
 def _input_specs(

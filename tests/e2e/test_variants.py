@@ -41,7 +41,7 @@ def ranker() -> tuple[nn.Module, TransformedModule]:
     model = Ranker().eval()
     inputs = {"user_id": torch.arange(24) * 800, "item": torch.randn(24, 6)}
     fast = ikbo.transform(model, inputs, ["user_id"], max_users=8, max_candidates=64)
-    fast.spec = replace(fast.spec, variants=variants_of(PAYS_FROM, (8, 64)))
+    fast.spec = replace(fast.spec, pays_from={"package": PAYS_FROM})
     return model, fast
 
 
@@ -50,7 +50,7 @@ def package(
     ranker: tuple[nn.Module, TransformedModule], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("variants") / "both.pt2"
-    ikbo.package(ranker[1], path)
+    ikbo.package(ranker[1], path, both_forms=True)
     return path
 
 

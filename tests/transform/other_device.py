@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 import ikbo
 from ikbo import reference
+from ikbo.transform.device_costs import FREE
 from tests.ops import python_device
 from tests.ops.python_device import DEVICE, DeviceTensor, wrap
 from tests.transform.models import MODELS
@@ -46,7 +47,12 @@ class Moved:
     def __init__(self, name: str) -> None:
         ranker = MODELS[name]()
         module = ikbo.transform(
-            ranker.model, ranker.inputs, ranker.users, max_users=8, max_candidates=100
+            ranker.model,
+            ranker.inputs,
+            ranker.users,
+            max_users=8,
+            max_candidates=100,
+            device_costs=FREE,  # every split, of whatever size
         )
         leaves, structure = pytree.tree_flatten(ranker.inputs)
         self.index = torch.arange(CANDIDATES, dtype=torch.int32) * 7 % USERS

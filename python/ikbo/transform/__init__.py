@@ -3,78 +3,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 from torch import nn
 from torch.export import ExportedProgram
 
 from ikbo._torch_warnings import quiet
-from ikbo.transform.calls import check_call
+from ikbo.transform import device_costs as _device_costs
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.chain import transform_chain
 from ikbo.transform.chained_module import ChainedModule
+from ikbo.transform.choose import Forms, Range, best_of, pays_from, range_of
+from ikbo.transform.device_costs import DeviceCosts
 from ikbo.transform.errors import TransformError
 from ikbo.transform.inputs import INDEX
 from ikbo.transform.levels import levels_of, two_levels
+from ikbo.transform.module import TransformedModule
 from ikbo.transform.spec import Spec
 from ikbo.transform.spec_build import build_spec
 from ikbo.transform.split import export, factor
+from ikbo.transform.verify import module_of
 from ikbo.transform.verify import verify as _verify
 
 __all__ = [
     "ChainedModule",
+    "DeviceCosts",
     "Spec",
     "TransformError",
     "TransformedModule",
     "explain",
     "transform",
 ]
-
-
-class TransformedModule(nn.Module):
-    """A model whose user inputs have batch U and whose candidate inputs have batch B.
-
-    It is called as the example inputs were given, positionally or by keyword, with the keyword
-    `cand_to_user` (int32 `[B]`, the user row of each candidate) added. In the place of a packed
-    input `x` is a dict of its parts, `{"user": [U, ...], "cand": [B, ...]}`, named `x.user` and
-    `x.cand`; their columns keep their order (`columns`). Results have batch B. Inputs
-    of another structure, type, dtype, device or size raise TypeError or ValueError.
-
-    Attributes:
-        exported_program: the program, with the named dimensions U and B.
-        roles: input name to "user", "candidate" or "index", in the order of the flat inputs.
-        columns: of each part of a packed input, the columns of the unmodified model's input.
-        spec: what became of each operator.
-        captured: the unmodified model.
-    """
-
-    def __init__(
-        self,
-        program: ExportedProgram,
-        roles: Mapping[str, str],
-        spec: Spec,
-        captured: Captured,
-    ) -> None:
-        super().__init__()
-        self.exported_program = program
-        self.roles = dict(roles)
-        self.columns = dict(spec.columns)
-        self.spec = spec
-        self.captured = captured
-        self.module = program.module()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.module(*args, **kwargs)
-        except Exception:
-            limits = {"U": self.spec.max_users, "B": self.spec.max_candidates}
-            check_call(self.exported_program, self.roles, limits, args, kwargs)
-            raise
-
-    def report(self) -> str:
-        """The spec as a table; see `Spec.table`."""
-        return self.spec.table()
 
 
 @overload
@@ -87,6 +49,8 @@ def transform(
     row_counts: Mapping[str, int] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
+    ratio: float | tuple[float, float] | None = None,
+    device_costs: DeviceCosts | str | os.PathLike[str] | None = None,
 ) -> TransformedModule: ...
 
 
@@ -112,6 +76,8 @@ def transform(
     row_counts: Mapping[str, int] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
+    ratio: float | tuple[float, float] | None = None,
+    device_costs: DeviceCosts | str | os.PathLike[str] | None = None,
 ) -> TransformedModule | ChainedModule:
     """Rewrites a model so that everything that depends on the user alone runs once per user.
 
@@ -137,6 +103,12 @@ def transform(
             `[batch, n, ...]`, in `request_only` as in the transformed module.
         max_users, max_candidates: largest U and B of a run; `max_candidates` holds for all levels
             but the outermost.
+        ratio: candidates per user that runs will have, a number or the smallest and the largest; by
+            default 10 to max_candidates. What costs more than it saves there is not split.
+        device_costs: what work costs on the device: `DeviceCosts`, or a file that `ikbo calibrate`
+            wrote; by default those that ikbo ships for the kind of device, and where there are
+            none, every split is made. Neither is for more than two levels, where
+            every split is made.
 
     Returns:
         The transformed module; of a dict with more than one level a `ChainedModule`.
@@ -156,14 +128,46 @@ def transform(
             raise ValueError(f"ikbo.transform: {name} must be an int in 1..2^31-1; got {value!r}")
     limits = (max_users, max_candidates)
     if isinstance(request_only, Mapping):
+        if ratio is not None or device_costs is not None:
+            raise ValueError(
+                "ikbo.transform: ratio and device_costs must be left out where request_only has "
+                "levels: every split is made"
+            )
         return _chain(model, example_inputs, request_only, columns, row_counts, limits)
+    runs = range_of(ratio, limits)
     captured = capture(model, example_inputs, request_only, columns, row_counts)
-    factored, flat, index = factor(captured, limits)
-    program = export(captured, factored, flat, index, limits)
-    spec = build_spec(captured, program, factored.broadcasts, limits)
-    module = TransformedModule(program, captured.roles | {INDEX: "index"}, spec, captured)
-    _verify(model, captured, module, two_levels(captured.flat_roles, limits))
+    costs = _device_costs.device_costs(device_costs, captured.device.type)
+    program, broadcasts = _chosen(captured, limits, costs, runs)
+    spec = build_spec(captured, program, broadcasts, limits)
+    pays = {
+        how: pays_from(Forms(captured, program, costs, in_package=how == "package"), runs)
+        for how in ("eager", "package")
+    }
+    spec = replace(spec, pays_from=pays)
+    roles = captured.roles | {INDEX: "index"}
+    module = TransformedModule(program, roles, spec, captured.caller_of(module_of(model)), captured)
+    _verify(model, captured, module.run_nested, two_levels(captured.flat_roles, limits))
     return module
+
+
+def _chosen(
+    captured: Captured, limits: tuple[int, int], costs: DeviceCosts, runs: Range
+) -> tuple[ExportedProgram, list[tuple[str, str]]]:
+    """Steps 2 to 5: the program with the splits that pay, and what had to be broadcast."""
+    programs: list[ExportedProgram] = []
+    broadcasts, times = [], []
+    kept: dict[str, str] = {}
+    while len(programs) < 2:
+        factored, flat, index = factor(captured, limits, kept)
+        programs.append(export(captured, factored, flat, index, limits))
+        broadcasts.append(factored.broadcasts)
+        forms = Forms(captured, programs[-1], costs, in_package=True)
+        times.append(forms.transformed)
+        kept = forms.losers({name for name, _ in factored.broadcasts}, runs)
+        if not kept:
+            break
+    best = best_of(times, runs.corners())
+    return programs[best], broadcasts[best]
 
 
 def _chain(
@@ -201,6 +205,8 @@ def explain(
     row_counts: Mapping[str, int] | None = None,
     max_users: int = 64,
     max_candidates: int = 8192,
+    ratio: float | tuple[float, float] | None = None,
+    device_costs: DeviceCosts | str | os.PathLike[str] | None = None,
 ) -> Spec:
     """The compilation spec of a model: what `transform` makes of each operator, and why.
 
@@ -217,4 +223,6 @@ def explain(
         row_counts=row_counts,
         max_users=max_users,
         max_candidates=max_candidates,
+        ratio=ratio,
+        device_costs=device_costs,
     ).spec

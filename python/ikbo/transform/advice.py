@@ -8,6 +8,11 @@ import re
 # From what a reason says to the change that removes it; the first that fits.
 _CHANGES = (
     (
+        r"split would cost more",
+        "Nothing, if runs are as small as that; with more candidates per user (ratio=) the split "
+        "is made.",
+    ),
+    (
         r"not known to treat each row of the batch alone",
         "Rows of the batch meet here, or may: work along another axis than the batch (dim=1, not "
         "dim=0), or write it with operators that treat each row alone.",

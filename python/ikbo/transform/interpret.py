@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ class FactoredModel(nn.Module):
         captured: the model's graph.
         flat: example inputs, flat, user inputs at one batch and candidate inputs at another.
         cand_to_user: int32 `[B]`.
+        kept: operators that are not split, and why.
         keep_users: whether outputs that users alone determine stay at U.
 
     The constructor walks over the example inputs, again if layers are to be computed together;
@@ -62,11 +63,12 @@ class FactoredModel(nn.Module):
         captured: Captured,
         flat: list[Any],
         cand_to_user: Tensor,
+        kept: Mapping[str, str] | None = None,
         *,
         keep_users: bool = False,
     ) -> None:
         super().__init__()
-        self._keep_users = keep_users
+        self._kept, self._keep_users = kept or {}, keep_users
         self._captured = captured
         self._constants, self._experts = Constants(), Experts()
         with torch.no_grad():
@@ -100,6 +102,7 @@ class FactoredModel(nn.Module):
         self._experts.rewind()
         users = [x for x, r in zip(flat, self._captured.flat_roles, strict=True) if r == "user"]
         walk = Walk(self._constants, cand_to_user, users[0].shape[0], fetch, self._experts)
+        walk.kept = self._kept
         return GraphWalk(self._captured, walk, flat, fetch is None, self._keep_users)
 
 

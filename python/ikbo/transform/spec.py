@@ -72,7 +72,9 @@ class Spec:
     with the users' rows repeated. `columns` has, for each part of a packed input, the columns of
     the unmodified model's input. `before` and `after` are the operators of both programs.
     `variants` says which form a package runs over which part of the range: disjoint parts that
-    cover it; the rows are about the transformed form.
+    cover it; the rows are about the transformed form. `pays_from` has, for "eager" and for
+    "package", from how many candidates on the transformed model is faster than the unmodified one,
+    as pairs (U, B): with U users or more, up to the next pair's, from B candidates on.
     """
 
     max_users: int
@@ -84,6 +86,7 @@ class Spec:
     before: tuple[GraphNode, ...] = ()
     after: tuple[GraphNode, ...] = ()
     variants: tuple[Variant, ...] = ()
+    pays_from: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.variants:
@@ -151,10 +154,13 @@ class Spec:
             rows = tuple(_decoded(Row, row) for row in document["rows"])
             variants = tuple(_decoded(Variant, item) for item in document["variants"])
             columns = {name: tuple(places) for name, places in document["columns"].items()}
-            return cls(
-                **document | nodes | {"rows": rows, "columns": columns, "variants": variants}
-            )
-        except (KeyError, TypeError) as error:
+            pays_from = {
+                how: tuple((users, candidates) for users, candidates in pairs)
+                for how, pairs in document["pays_from"].items()
+            }
+            lists = {"rows": rows, "variants": variants, "columns": columns}
+            return cls(**document | nodes | lists | {"pays_from": pays_from})
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"ikbo.Spec: the document must be what to_json writes: {error!r}"
             ) from None

@@ -45,12 +45,12 @@ def build_spec(
     """
     symbols = batch_symbols(program, captured)
     names = {symbols[0]: "U", symbols[1]: "B"}
-    emitted = _by_origin(program)
+    emitted = by_origin(program)
     kernels = _kernels(captured, program, limits)
     before = {captured.batch: "B"}
     rows = []
     for node in captured.program.graph.nodes:
-        if not _is_operator(node):
+        if not is_operator(node):
             continue
         nodes = emitted.pop(node.name, [])
         blocked = _blocked(node.name, broadcasts)
@@ -158,23 +158,25 @@ def batch_symbols(program: ExportedProgram, captured: Captured) -> tuple[Any, An
     return users.pop(), candidates.pop()
 
 
-def _is_operator(node: Node) -> bool:
+def is_operator(node: Node) -> bool:
+    """Whether a node calls an operator that gives tensors."""
     is_call = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
     return is_call and isinstance(node.meta.get("val"), Tensor | tuple | list)
 
 
 def _moves(node: Node) -> bool:
     return (
-        _is_operator(node)
+        is_operator(node)
         and isinstance(node.meta.get("val"), Tensor | tuple | list)
         and not node.target.is_view
-    )  # type: ignore[union-attr]
+    )
 
 
-def _by_origin(program: ExportedProgram) -> dict[str, list[Node]]:
+def by_origin(program: ExportedProgram) -> dict[str, list[Node]]:
+    """The operators of a transformed program, by the node of the model that they come from."""
     groups: dict[str, list[Node]] = {}
     for node in program.graph.nodes:
-        if _is_operator(node):
+        if is_operator(node):
             groups.setdefault(_origin(node), []).append(node)
     return groups
 
@@ -183,7 +185,7 @@ def _batches(nodes: list[Node], names: dict[Any, str]) -> str:
     """The batches of the results of nodes, and of the operands of ikbo's own operators."""
     values = [node.meta.get("val") for node in nodes]
     for node in nodes:
-        if node.target.namespace == "ikbo":  # type: ignore[union-attr]
+        if node.target.namespace == "ikbo":
             values += [n.meta.get("val") for n in node.all_input_nodes]
     tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
     sizes: list[Any] = [d for x in tensors for d in x.shape if isinstance(d, torch.SymInt)]
@@ -226,9 +228,7 @@ def _kernels(
 
 def _is_ikbo(node: Node) -> bool:
     """Whether a node calls an operator with kernels of ours; `expand` is always a gather."""
-    return (
-        _is_operator(node) and node.target.namespace == "ikbo" and node.target._opname != "expand"
-    )  # type: ignore[union-attr]
+    return is_operator(node) and node.target.namespace == "ikbo" and node.target._opname != "expand"
 
 
 def _origin(node: Node) -> str:

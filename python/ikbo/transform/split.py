@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,13 +24,18 @@ SIZES = (29, *_CANDIDATE_SIZES, 2)
 
 
 def factor(
-    captured: Captured, limits: tuple[int, int], *, keep_users: bool = False
+    captured: Captured,
+    limits: tuple[int, int],
+    kept: Mapping[str, str] | None = None,
+    *,
+    keep_users: bool = False,
 ) -> tuple[FactoredModel, list[Any], Tensor]:
     """The walked model, with the inputs it was walked and will be exported with.
 
     Args:
         captured: the model's graph.
         limits: (max_users, max_candidates).
+        kept: operators that are not split, and why.
         keep_users: whether outputs that users alone determine stay at U.
     """
     fixed = feature_sizes(captured)
@@ -43,7 +48,7 @@ def factor(
             x = x[torch.arange(count, device=x.device) % x.shape[0]]
         flat.append(x)
     index = torch.arange(num_candidates, dtype=torch.int32, device=captured.device) % num_users
-    return FactoredModel(captured, flat, index, keep_users=keep_users), flat, index
+    return FactoredModel(captured, flat, index, kept, keep_users=keep_users), flat, index
 
 
 def feature_sizes(captured: Captured) -> set[int]:

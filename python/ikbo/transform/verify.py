@@ -55,7 +55,7 @@ def verify(
         TransformError: a result differs, naming the case, the output and both values.
     """
     rows = _distinct_rows(captured.flat, levels)
-    unmodified = _module(model)
+    unmodified = module_of(model)
     exact = _in_fp64(unmodified)
     generator = torch.Generator().manual_seed(0)
     for users, candidates in _SIZES:
@@ -138,7 +138,8 @@ def _draw(
     return at_levels, at_candidates
 
 
-def _module(model: nn.Module | ExportedProgram) -> nn.Module:
+def module_of(model: nn.Module | ExportedProgram) -> nn.Module:
+    """The unmodified model, to be called."""
     if not isinstance(model, ExportedProgram):
         return model
     module = model.module()

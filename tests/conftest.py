@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import ikbo
 from ikbo import _inductor
-from ikbo.transform import TransformedModule
+from ikbo.transform import TransformedModule, device_costs
 from tests.e2e.models import Recipe, hand_written, history_ranker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_split_is_made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The models of most tests are so small that no split would pay: for them none costs anything.
+
+    Tests of the cost model pass the costs that they are about.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_costs, "SHIPPED", tmp_path_factory.mktemp("no_devices"))
+        yield
 
 
 def _write(recipe: Recipe, path: Path) -> Path:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Set-up on Debian 12 or Ubuntu 24.04 (x86-64). Steps, each skipped when there is nothing to do:
-#   system   packages of requirements/system.txt, with apt-get
+#   system   packages of requirements/system.txt and, on Debian, system-debian.txt, with apt-get
 #   venv     .venv with the packages of requirements/dev.txt, and ikbo itself from python/
 #   cpu      the C++ build, build/cpu
 #   cuda     the CUDA kernels, build/sm90, where nvcc is found
@@ -25,8 +25,9 @@ fail() {
 }
 
 missing_packages() {
-  local package
-  grep -v '^#' requirements/system.txt | while read -r package; do
+  local package lists=(requirements/system.txt)
+  ! grep -qs '^ID=debian$' /etc/os-release || lists+=(requirements/system-debian.txt)
+  grep -hv '^#' "${lists[@]}" | while read -r package; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"
   done
 }

@@ -2,7 +2,7 @@
 """ikbo: in-kernel broadcast optimisation for recommendation ranking.
 
 ``import ikbo`` loads the operator library and nothing else that is heavy; ``transform``,
-``explain``, ``package``, ``nn`` and ``CandidateIndex`` are imported when first used.
+``explain``, ``package``, ``nn``, ``legacy`` and ``CandidateIndex`` are imported when first used.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from ikbo.ops import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from ikbo import nn
+    from ikbo import legacy, nn
     from ikbo.candidate_index import CandidateIndex
     from ikbo.package import package
     from ikbo.transform import explain, transform
@@ -37,6 +37,7 @@ __all__ = [
     "expand",
     "explain",
     "lce",
+    "legacy",
     "linear",
     "nn",
     "package",
@@ -55,8 +56,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":
-        return importlib.import_module("ikbo.nn")
+    if name in ("legacy", "nn"):
+        return importlib.import_module(f"ikbo.{name}")
     if name in _LAZY:
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value

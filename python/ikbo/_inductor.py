@@ -4,24 +4,26 @@
 | operator | in a package |
 |---|---|
 | `expand` | its input is realised at U, then gathered; the gather fuses into what reads it |
-| `linear`, fp32 | GEMM at U, GEMM at B, gather, add, activation; the last three fuse |
-| `lce` | our kernel, on a contiguous user operand |
+| `linear`, `lce` where that is faster | two GEMMs, gather, add, activation; the last three fuse |
+| `lce` elsewhere | our kernel, on a contiguous user operand |
 | all others | our kernel |
+
+Where it is faster was measured, by device and element type (`_IN_PARTS`).
 
 Why `expand` needs its own lowering: Inductor inlines the arithmetic that produces a value into
 every loop that reads it, so a plain `index_select` of a user value recomputes user-only work for
 every candidate.
 
-Why the plain form of `linear`: weights are constants of a package, so Inductor prepacks them for
-oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it (`inside: package`)
-with our kernel. In 16 bits it would round each GEMM's result; our kernel sums in fp32 and rounds
-once.
+Why the plain form of `linear` on the CPU: weights are constants of a package, so Inductor prepacks
+them for oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it
+(`inside: package`) with our kernel. In 16 bits it would round each GEMM's result; our kernel sums
+in fp32 and rounds once.
 
-`lce` stays whole. As one GEMM over B x N rows it would need its candidates transposed, a temporary
-of their size. Above 32 MiB glibc maps that anew at each run, with a page fault for every 4 KiB, so
-that its time is that of the machine's page faults; our kernel has no such temporary. Embeddings of
-the user that the model transposed are copied first: the fast kernels for GPUs read rows whose
-elements are neighbours, and a copy at U costs little.
+`lce` stays whole on the CPU. As one GEMM over B x N rows it would need its candidates transposed, a
+temporary of their size. Above 32 MiB glibc maps that anew at each run, with a page fault for every
+4 KiB, so that its time is that of the machine's page faults; our kernel has no such temporary.
+Embeddings of the user that the model transposed are copied first: the fast kernels for GPUs read
+rows whose elements are neighbours, and a copy at U costs little.
 """
 
 from __future__ import annotations
@@ -33,13 +35,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
 
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
 # other one the opaque identity operator takes its place.
 _LOWERING_VERSIONS = ("2.11", "2.15")
+
+# Where GEMMs, gather and add are faster than our kernel: operator and device to element types.
+# Measured in bench/results: ops-cpu.json, linear-h200.json, generic-h200.json.
+_IN_PARTS = {
+    ("linear", "cpu"): (torch.float32,),
+    ("linear", "cuda"): (torch.float32,),
+    ("lce", "cuda"): (torch.float32,),
+}
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -98,14 +108,30 @@ def _torch_on_library_path() -> Iterator[None]:
             os.environ["LIBRARY_PATH"] = before
 
 
+def own_storage(program: ExportedProgram) -> None:
+    """Gives each weight a storage of its own: AOTInductor writes the whole storage of a view."""
+    for tensors in (program.state_dict, program.constants):
+        for name, value in tensors.items():
+            if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
+                own = value.detach().clone()
+                tensors[name] = nn.Parameter(own, False) if isinstance(value, nn.Parameter) else own
+
+
 def lower_operators(program: ExportedProgram) -> ExportedProgram:
     """Replaces the ikbo operators that a package is faster without; keeps the others whole."""
     table: dict[Any, Callable[..., Any]] = {
         torch.ops.ikbo.linear.default: _linear,
+        torch.ops.ikbo.lce.default: _lce,
     }
     lce = torch.ops.ikbo.lce
-    table |= {op: functools.partial(_lce, op) for op in (lce.default, lce.list, lce.prepacked)}
+    table |= {op: functools.partial(_with_contiguous_user, op) for op in (lce.list, lce.prepacked)}
     return program.run_decompositions(table)
+
+
+def is_lowered(operator: Any, like: Tensor) -> bool:
+    """Whether `lower_operators` replaces a call with tensors of this type, on this device."""
+    is_default = getattr(operator, "_overloadname", None) == "default"
+    return is_default and like.dtype in _IN_PARTS.get((operator._opname, like.device.type), ())
 
 
 def keep_users_apart(program: ExportedProgram) -> ExportedProgram:
@@ -160,7 +186,7 @@ def _linear(
     cand_to_user: Tensor,
     activation: str = "none",
 ) -> Any:
-    if x_cand.dtype != torch.float32:
+    if not is_lowered(torch.ops.ikbo.linear.default, x_cand):
         return NotImplemented
     user = torch.nn.functional.linear(x_user, w_user, bias)
     cand = torch.mm(x_cand, w_cand.t())
@@ -170,7 +196,24 @@ def _linear(
     return _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
 
 
-def _lce(op: Any, e_user: Tensor, *others: Any) -> Any:
+def _lce(
+    e_user: Tensor,
+    e_cand: Tensor,
+    w_user: Tensor,
+    w_cand: Tensor,
+    bias: Tensor | None,
+    cand_to_user: Tensor,
+) -> Any:
+    op = torch.ops.ikbo.lce.default
+    if not is_lowered(op, e_cand):
+        return _with_contiguous_user(op, e_user, e_cand, w_user, w_cand, bias, cand_to_user)
+    user = torch.matmul(w_user, e_user)
+    if bias is not None:
+        user = user + bias.unsqueeze(-1)
+    return torch.ops.ikbo.expand(user, cand_to_user) + torch.matmul(w_cand, e_cand)
+
+
+def _with_contiguous_user(op: Any, e_user: Tensor, *others: Any) -> Any:
     if e_user.stride(2) == 1 or e_user.is_contiguous():
         return NotImplemented
     return op(e_user.contiguous(), *others)

@@ -115,13 +115,13 @@ def _calls(program: ExportedProgram) -> Iterator[Node]:
     )
 
 
-def ops_of(program: ExportedProgram) -> tuple[OpSchema, ...]:
-    """The ikbo operators that a package of the lowered program calls, by name.
+def ops_of(*programs: ExportedProgram) -> tuple[OpSchema, ...]:
+    """The ikbo operators that a package of the lowered programs calls, by name.
 
     Raises RuntimeError when it calls an operator of another library: the runtime has only ikbo's.
     """
     schemas = {}
-    for node in _calls(program):
+    for node in (node for program in programs for node in _calls(program)):
         op = node.target
         if op.name() == "ikbo::expand":  # compiled into what reads it
             continue

@@ -27,11 +27,21 @@ class Case:
 
 
 def make_cases(
-    served: ServedModel, program: ExportedProgram, tolerance: float | None
+    served: ServedModel, forms: Mapping[str, ExportedProgram], tolerance: float | None
 ) -> tuple[Case, ...]:
-    """Runs the eager module on several batches; expected outputs are its."""
+    """Runs the eager module on several batches; expected outputs are its.
+
+    Args:
+        forms: name of a form to its lowered program; without variants there is one.
+        tolerance: relative; None for one from the dtypes.
+    """
+
+    def program_for(num_users: int, num_candidates: int) -> ExportedProgram:
+        own = [v.form for v in served.variants if v.holds(num_users, num_candidates)]
+        return forms[own[0]] if own else next(iter(forms.values()))
+
     drawn = []
-    for name, cand_to_user, num_users in _batches(served.max_users, served.max_candidates):
+    for name, cand_to_user, num_users in _batches(served):
         inputs = served.make_inputs(num_users, cand_to_user, zlib.crc32(name.encode()))
         drawn.append((name, num_users, cand_to_user.numel(), inputs, served.module(*inputs)))
     outputs = [x for *_, expected in drawn for x in expected]
@@ -48,7 +58,11 @@ def make_cases(
                 outputs=tuple(f"replay/{name}/output_{i}.bin" for i in range(len(expected))),
                 atol=atol,
                 rtol=rtol,
-                kernels=tuple(r for r in kernels_at(program, inputs) if r.kernel != COMPOSITE),
+                kernels=tuple(
+                    run
+                    for run in kernels_at(program_for(num_users, num_candidates), inputs)
+                    if run.kernel != COMPOSITE
+                ),
             ),
             inputs,
             expected,
@@ -57,8 +71,9 @@ def make_cases(
     )
 
 
-def _batches(max_users: int, max_candidates: int) -> list[tuple[str, Tensor, int]]:
-    """(id, cand_to_user, U) of each case, within the package's range."""
+def _batches(served: ServedModel) -> list[tuple[str, Tensor, int]]:
+    """(id, cand_to_user, U) of each case, within the package's range; of variants the first run."""
+    max_users, max_candidates = served.max_users, served.max_candidates
     cases: dict[str, tuple[int, int, Callable[[Tensor, int], Tensor]]] = {
         "one_candidate": (1, 1, lambda b, users: b * 0),
         "one_user": (1, 7, lambda b, users: b * 0),
@@ -66,6 +81,11 @@ def _batches(max_users: int, max_candidates: int) -> list[tuple[str, Tensor, int
         "uneven": (3, 29, lambda b, users: (users - 1 - b).clamp(min=0)),
         "idle_users": (7, 37, lambda b, users: b % users // 2 * 2),
     }
+    if len(served.variants) > 1:
+        for i, variant in enumerate(served.variants):
+            sizes = (variant.users[0], variant.candidates[0])
+            if sizes[0] <= max_users and sizes[1] <= max_candidates:
+                cases[f"variant_{i}"] = (*sizes, lambda b, users: b % users)
     batches = []
     for name, (num_users, num_candidates, pick) in cases.items():
         users = min(num_users, max(max_users, 1))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -63,6 +63,9 @@ class ServedModel:
     max_users: int
     max_candidates: int
     spec: Mapping[str, Any] = field(default_factory=dict)
+    # The unmodified model, where it runs over a part of the range, and which form runs where.
+    replicated: nn.Module | None = None
+    variants: Sequence[Any] = ()
 
     @property
     def device(self) -> torch.device:
@@ -106,14 +109,22 @@ def _dotted(path: pytree.KeyPath) -> str:
     return ".".join(str(getattr(entry, "key", getattr(entry, "idx", entry))) for entry in path)
 
 
-def from_transformed(module: Any, max_users: int | None, max_candidates: int | None) -> ServedModel:
+def from_transformed(
+    module: Any, max_users: int | None, max_candidates: int | None, both_forms: bool
+) -> ServedModel:
     """A served model around a `TransformedModule`, which knows roles and ranges."""
+    from ikbo.transform.variants import REPLICATED, ReplicatedModule, variants_of
+
     program, roles, spec = module.exported_program, dict(module.roles), module.spec
+    if both_forms:
+        limits = (spec.max_users, spec.max_candidates)
+        spec = replace(spec, variants=variants_of(spec.pays_from["package"], limits))
     args, kwargs = program.example_inputs
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     examples = dict(zip(roles, tensors, strict=True))
     flat = FlatModule(program.module(), leaves, in_spec)
+    has_both = any(variant.form == REPLICATED for variant in spec.variants)
     return ServedModel(
         flat,
         roles,
@@ -121,6 +132,8 @@ def from_transformed(module: Any, max_users: int | None, max_candidates: int | N
         _narrow("max_users", max_users, spec.max_users),
         _narrow("max_candidates", max_candidates, spec.max_candidates),
         json.loads(spec.to_json()),
+        ReplicatedModule(module.captured) if has_both else None,
+        spec.variants,
     )
 
 

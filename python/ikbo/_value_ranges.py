@@ -82,6 +82,17 @@ def bound_values(program: ExportedProgram) -> dict[str, ValueRange]:
     return ranges
 
 
+def both_ranges(one: dict[str, ValueRange], other: dict[str, ValueRange]) -> dict[str, ValueRange]:
+    """The values that two programs with the same inputs both allow."""
+    return {
+        name: ValueRange(
+            max(ranges[name].min for ranges in (one, other) if name in ranges),
+            min(ranges[name].max for ranges in (one, other) if name in ranges),
+        )
+        for name in {**one, **other}
+    }
+
+
 def _reaches_inputs(demand: Demand, inputs: set[str], found: dict[str, ValueRange]) -> bool:
     """Collects the inputs behind a demand; False when something else is behind it too."""
     pending = [demand]

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `ikbo`: transform, explain and package a model."""
+"""The command line `ikbo`: transform, explain and package a model; calibrate a machine."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
+import json
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from ikbo._cli_costs import add_calibrate, add_cost_options, ratio_of, run_calibrate
+from ikbo._factory import UsageError, load
 
 _MODEL_HELP = """\
 MODEL is MODULE:FUNCTION or FILE.py:FUNCTION. The function takes no arguments and returns
@@ -25,10 +27,6 @@ _TRANSFORM_HELP = (
     "Every example input has the candidates as dimension 0, the user's rows repeated. At least 8\n"
     "distinct user rows and 8 distinct candidate rows: the result is verified on them.\n"
 )
-
-
-class UsageError(Exception):
-    """What a user of the command line can put right; printed without a traceback."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,14 +85,34 @@ def _parser() -> argparse.ArgumentParser:
             metavar="N",
             help="largest number of candidates in a run (default: 8192)",
         )
-        command.add_argument(
-            "--traceback", action="store_true", help="print the Python traceback of an error"
-        )
+        add_cost_options(command)
+        _add_traceback(command)
         if name == "package":
             _add_package_options(command)
         else:
             _add_output(command, name)
+    _add_report(commands)
+    add_calibrate(commands, lambda options: run_calibrate(options, _Progress()))
     return parser
+
+
+def _add_report(commands: Any) -> None:
+    text = "draw a compilation spec as one HTML page"
+    command = commands.add_parser("report", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    command.set_defaults(run=_report)
+    command.add_argument(
+        "spec",
+        metavar="SPEC",
+        help="a package of a transformed model, or what explain --json wrote",
+    )
+    command.add_argument("-o", "--output", metavar="FILE.html", required=True, help="the page")
+    _add_traceback(command)
+
+
+def _add_traceback(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--traceback", action="store_true", help="print the Python traceback of an error"
+    )
 
 
 def _add_input_options(command: argparse.ArgumentParser, name: str) -> None:
@@ -131,7 +149,9 @@ def _add_output(command: argparse.ArgumentParser, name: str) -> None:
             help="where to save the exported program; torch.export.load reads it",
         )
         return
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--html", action="store_true", help="print a page with the graph's picture")
     command.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
 
 
@@ -144,6 +164,11 @@ def _add_package_options(command: argparse.ArgumentParser) -> None:
         help="instead of --request-only, for a model that is already written for two batches, or "
         "for candidates alone: the role of one input, user, candidate or index; once per input",
     )
+    command.add_argument(
+        "--both-forms",
+        action="store_true",
+        help="let the unmodified model run batches of so few candidates that it is the faster one",
+    )
     command.add_argument("-o", "--output", metavar="FILE.pt2", required=True, help="the package")
     command.add_argument("--name", default="model", help="the model's name (default: model)")
     command.add_argument("--version", default="1", help="the model's version (default: 1)")
@@ -153,43 +178,6 @@ def _add_package_options(command: argparse.ArgumentParser) -> None:
         metavar="T",
         help="relative tolerance of the replay cases (default: from the model's dtypes)",
     )
-
-
-def _load(name: str) -> tuple[Any, Any]:
-    """(model, example_inputs) that the factory named on the command line returns."""
-    place, separator, function = name.rpartition(":")
-    if not separator or not place or not function:
-        raise UsageError(f"MODEL must be MODULE:FUNCTION or FILE.py:FUNCTION; got {name!r}")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    factory = getattr(_import(place), function, None)
-    if not callable(factory):
-        raise UsageError(f"MODEL must name a function of {place}; {function!r} is none")
-    try:
-        made = factory()
-    except Exception as error:
-        raise UsageError(f"{name}() failed: {_last_line(error)}") from error
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise UsageError(f"{name}() must return (model, example_inputs); got {type(made).__name__}")
-    return made
-
-
-def _import(place: str) -> Any:
-    try:
-        if not place.endswith(".py"):
-            return importlib.import_module(place)
-        path = Path(place).resolve()
-        sys.path.insert(0, str(path.parent))
-        return importlib.import_module(path.stem)
-    except Exception as error:
-        raise UsageError(f"MODEL {place!r} cannot be imported: {_last_line(error)}") from error
-
-
-def _last_line(error: Exception) -> str:
-    """An error of the user's code, with the line that raised it."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = "" if frame.filename.startswith("<") else f" ({frame.filename}:{frame.lineno})"
-    return f"{type(error).__name__}: {error}{place}"
 
 
 class _Progress:
@@ -207,7 +195,7 @@ def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
     from ikbo.transform.packed import columns_of_texts, counts_of_texts, split_commas
 
     progress(f"loading {options.model}")
-    model, example_inputs = _load(options.model)
+    model, example_inputs = load(options.model)
     progress("transforming and verifying")
     return ikbo.transform(
         model,
@@ -217,6 +205,8 @@ def _transformed(options: argparse.Namespace, progress: _Progress) -> Any:
         row_counts=counts_of_texts(options.row_count),
         max_users=options.max_users or 64,
         max_candidates=options.max_candidates,
+        ratio=ratio_of(options.ratio),
+        device_costs=options.device_costs,
     )
 
 
@@ -239,11 +229,26 @@ def _check_output(path: str) -> None:
 
 def _explain(options: argparse.Namespace) -> None:
     spec = _transformed(options, _Progress()).spec
-    text = spec.to_json() if options.json else spec.table()
+    form = spec.to_json if options.json else spec.to_html if options.html else spec.table
+    text = form()
     if options.output:
-        Path(options.output).write_text(text + "\n")
+        Path(options.output).write_text(text + "\n", encoding="utf-8")
     else:
         print(text)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from ikbo._manifest import read_manifest
+    from ikbo.transform import Spec
+
+    path = Path(options.spec)
+    if path.suffix != ".pt2":
+        spec = Spec.from_json(path.read_text(encoding="utf-8"))
+    elif document := read_manifest(path).spec:
+        spec = Spec.from_json(json.dumps(document))
+    else:
+        raise UsageError(f"{path} has no spec: its model was not made by ikbo.transform")
+    Path(options.output).write_text(spec.to_html(), encoding="utf-8")
 
 
 def _package(options: argparse.Namespace) -> None:
@@ -257,7 +262,7 @@ def _package(options: argparse.Namespace) -> None:
         source, arguments = _transformed(options, progress), {}
     else:
         progress(f"loading {options.model}")
-        source, example_inputs = _load(options.model)
+        source, example_inputs = load(options.model)
         arguments = {
             "example_inputs": example_inputs,
             "roles": _roles(options.role),
@@ -272,6 +277,7 @@ def _package(options: argparse.Namespace) -> None:
         name=options.name,
         version=options.version,
         tolerance=options.tolerance,
+        both_forms=options.both_forms,
         progress=progress,
         **arguments,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ikbo import _inductor, _replay
@@ -26,7 +26,8 @@ from ikbo._manifest import (
 )
 from ikbo._served import ServedModel, from_module, from_transformed
 from ikbo._torch_warnings import quiet
-from ikbo._value_ranges import ValueRange, bound_values
+from ikbo._value_ranges import ValueRange, both_ranges, bound_values
+from ikbo.transform.variants import REPLICATED, TRANSFORMED, BothForms
 
 # What names a model in a server's paths. A client takes the segments "." and ".." out of a path.
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
@@ -44,6 +45,7 @@ def package(
     name: str = "model",
     version: str = "1",
     tolerance: float | None = None,
+    both_forms: bool = False,
     inductor_options: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Manifest:
@@ -73,6 +75,9 @@ def package(
         tolerance: relative tolerance T of the replay cases, against the eager module; an output
             passes when |actual - expected| <= T * (s + |expected|), s the smallest of the outputs'
             largest magnitudes. None: 1024 units of rounding in fp32 and fp64, 8 in 16-bit models.
+        both_forms: transformed modules only. Whether batches of so few candidates per user that the
+            unmodified model is the faster one (`spec.pays_from["package"]`) are run by that model,
+            its users repeated; the package then holds both forms, which share weights.
         inductor_options: further options of TorchInductor; they win over ikbo's.
         progress: called with a line of text before each long step.
 
@@ -93,25 +98,32 @@ def package(
     if tolerance is not None and not (isinstance(tolerance, int | float) and tolerance >= 0):
         raise ValueError(f"ikbo.package: tolerance must be a number >= 0; got {tolerance!r}")
     report = progress or (lambda _: None)
-    served = _served(module, example_inputs, roles, max_users, max_candidates)
+    served = _served(module, example_inputs, roles, max_users, max_candidates, both_forms)
     with torch.no_grad():
         report("exporting with batches U and B")
-        program = _export(served)
-        exported = _inductor.keep_users_apart(_inductor.lower_operators(program))
-        ranges = bound_values(exported)
+        program = _export(served, served.module)
+        exported = _lowered(program)
+        forms, ranges = {TRANSFORMED: exported}, bound_values(exported)
+        if served.replicated is not None:
+            report("exporting the replicated form, and both in one")
+            forms[REPLICATED] = _lowered(_export(served, served.replicated))
+            ranges = both_ranges(ranges, bound_values(forms[REPLICATED]))
+            user = list(served.roles.values()).index(USER)
+            both = BothForms(exported, forms[REPLICATED], served.variants, user)
+            exported = _export(served, both)
         report("computing the replay cases")
-        cases = _replay.make_cases(served, exported, tolerance)
+        cases = _replay.make_cases(served, forms, tolerance)
     manifest = Manifest(
         model_name=name,
         model_version=version,
         torch_version=torch.__version__,
         device=served.device.type,
         compute_capability=_compute_capability(served.device),
-        inputs=_input_specs(served, exported, ranges),
+        inputs=_input_specs(served, forms[TRANSFORMED], ranges),
         outputs=_output_specs(served, program),
         max_users=served.max_users,
         max_candidates=served.max_candidates,
-        ops=ops_of(exported),
+        ops=ops_of(*forms.values()),
         replay=tuple(case.record for case in cases),
         spec=served.spec,
     )
@@ -163,23 +175,35 @@ def _served(
     roles: Mapping[str, str] | None,
     max_users: int | None,
     max_candidates: int | None,
+    both_forms: bool,
 ) -> ServedModel:
     if not isinstance(module, nn.Module):
         raise TypeError(f"ikbo.package: module must be an nn.Module; got {type(module).__name__}")
-    from ikbo.transform import TransformedModule
+    from ikbo.transform import ChainedModule, TransformedModule
 
+    if isinstance(module, ChainedModule):
+        raise ValueError(
+            "ikbo.package: a package has two batches, users and candidates; the module has the "
+            f"levels {list(module.levels)}: transform the model with a list in request_only"
+        )
     if not isinstance(module, TransformedModule):
+        if both_forms:
+            raise ValueError("ikbo.package: both_forms is for transformed modules; got a plain one")
         return from_module(module, example_inputs, roles, max_users, max_candidates)
     if example_inputs is not None or roles is not None:
         raise ValueError(
             "ikbo.package: example_inputs and roles must be left out for a transformed module, "
             "which knows its own"
         )
-    return from_transformed(module, max_users, max_candidates)
+    return from_transformed(module, max_users, max_candidates, both_forms)
 
 
-def _export(served: ServedModel) -> ExportedProgram:
-    """The module's program with the named dimensions U and B."""
+def _lowered(program: ExportedProgram) -> ExportedProgram:
+    return _inductor.keep_users_apart(_inductor.lower_operators(program))
+
+
+def _export(served: ServedModel, module: nn.Module) -> ExportedProgram:
+    """The program of a module over flat inputs, with the named dimensions U and B."""
     num_users, num_candidates = served.export_sizes()
     dims = {
         USER: Dim("U", min=1, max=max(served.max_users, 2)),
@@ -190,7 +214,7 @@ def _export(served: ServedModel) -> ExportedProgram:
     inputs = tuple(served.make_inputs(num_users, index, seed=0))
     try:
         program = torch.export.export(
-            served.module,
+            module,
             inputs,
             dynamic_shapes=(shapes,),
             prefer_deferred_runtime_asserts_over_guards=True,
@@ -200,17 +224,8 @@ def _export(served: ServedModel) -> ExportedProgram:
             f"ikbo.package: torch.export of {type(served.module.inner).__name__} with batches U "
             f"and B failed: {error}"
         ) from error
-    _own_storage(program)
+    _inductor.own_storage(program)
     return program
-
-
-def _own_storage(program: ExportedProgram) -> None:
-    """Gives each weight a storage of its own: AOTInductor writes the whole storage of a view."""
-    for tensors in (program.state_dict, program.constants):
-        for name, value in tensors.items():
-            if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
-                own = value.detach().clone()
-                tensors[name] = nn.Parameter(own, False) if isinstance(value, nn.Parameter) else own
 
 
 def _input_specs(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "none": lambda x: x,
     "relu": functional.relu,
     "gelu": functional.gelu,
@@ -40,7 +40,7 @@ def linear(
     """A linear layer over ``[x_user of the candidate's user, x_cand]``, then the activation."""
     x = torch.cat([expand(x_user, cand_to_user), x_cand], dim=1)
     w = torch.cat([w_user, w_cand], dim=1)
-    return _ACTIVATIONS[activation](functional.linear(x, w, bias))
+    return ACTIVATIONS[activation](functional.linear(x, w, bias))
 
 
 def lce(

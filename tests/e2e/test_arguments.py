@@ -184,7 +184,7 @@ def test_small_ranges_keep_both_batches_free(max_users: int, max_candidates: int
     limits = {"max_users": max_users, "max_candidates": max_candidates}
     names = ("example_inputs", "roles")
     served = from_module(Pair().eval(), *(arguments()[name] for name in names), *limits.values())
-    nodes = [n for n in _export(served).graph.nodes if n.op == "placeholder"]
+    nodes = [n for n in _export(served, served.module).graph.nodes if n.op == "placeholder"]
     users, *candidates = (node.meta["val"].shape[0] for node in nodes)
     assert all(isinstance(size, torch.SymInt) for size in (users, *candidates))
     assert str(users) not in {str(size) for size in candidates}

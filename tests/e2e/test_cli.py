@@ -13,6 +13,7 @@ import torch
 
 import ikbo
 from ikbo import cli
+from ikbo.transform import Spec, TransformedModule
 from tests.e2e.models import history_ranker
 
 MODEL = "tests.e2e.models:build"
@@ -45,7 +46,11 @@ def test_help_names_every_option(command: str, capsys: pytest.CaptureFixture[str
         "--output",
         "MODEL",
     ]
-    own = {"transform": [], "explain": ["--json"], "package": ["--role", "--name", "--version"]}
+    own = {
+        "transform": [],
+        "explain": ["--json", "--html"],
+        "package": ["--role", "--name", "--version"],
+    }
     for option in options + own[command]:
         assert option in text
     assert "returns\n(model, example_inputs)" in text
@@ -61,6 +66,24 @@ def test_explain_prints_the_spec(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert cli.main([*arguments, "--json", "-o", str(report)]) == 0
     spec = json.loads(report.read_text())
     assert (spec["max_users"], spec["max_candidates"]) == (16, 8192)
+    page = tmp_path / "spec.html"
+    assert cli.main(["report", str(report), "-o", str(page)]) == 0
+    assert page.read_text() == Spec.from_json(report.read_text()).to_html()
+
+
+def test_report_of_a_package(
+    transformed: TransformedModule, transformed_package: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "spec.html"
+    assert cli.main(["report", str(transformed_package), "-o", str(page)]) == 0
+    assert page.read_text() == transformed.spec.to_html()
+
+
+def test_report_of_a_package_without_spec(
+    hand_written_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["report", str(hand_written_package), "-o", str(tmp_path / "x.html")]) == 1
+    assert "has no spec: its model was not made by ikbo.transform" in capsys.readouterr().err
 
 
 def test_transform_saves_a_program(tmp_path: Path) -> None:

@@ -83,8 +83,12 @@ def set_up() -> list[torch.library.Library]:
     aten = torch.library.Library("aten", "IMPL")
     aten.impl("_copy_from", copy_between, "PrivateUse1")
     # Operators with a C++ kernel for every device that makes or resizes tensors by itself.
-    for name in ("_unsafe_view", "alias", "detach", "logsumexp"):
-        operator = getattr(torch.ops.aten, name).default
+    for name in (
+        "_unsafe_view", "alias", "detach", "logsumexp", "arange", "arange.start",
+        "arange.start_step",
+    ):  # fmt: skip
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
         aten.impl(name, functools.partial(run_on_cpu, operator), "PrivateUse1")
     return [fallback, aten]
 

@@ -82,7 +82,9 @@ def test_wheel_holds_the_library_and_no_torch(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     libraries = [name for name in names if ".so" in name]
     assert libraries == ["ikbo/lib/libikbo_ops.so"]
-    assert "ikbo/py.typed" in names
+    transform = "ikbo/transform"
+    for data in ("ikbo/py.typed", f"{transform}/spec.schema.json", f"{transform}/report/page.html"):
+        assert data in names
     outside = [name for name in names if not name.startswith(("ikbo/", "ikbo-"))]
     assert outside == []
 
@@ -102,4 +104,4 @@ def test_operator_runs_in_another_environment(environment: Path) -> None:
 
 def test_command_line_is_installed(environment: Path) -> None:
     text = run(environment / "bin" / "ikbo", "--help", cwd=environment)
-    assert all(command in text for command in ("transform", "explain", "package"))
+    assert all(command in text for command in ("transform", "explain", "package", "report"))

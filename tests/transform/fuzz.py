@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ikbo
 from ikbo.transform import forms as f
 from ikbo.transform.cost import COUNTER_FORMULAS
+from ikbo.transform.device_costs import FREE
 from ikbo.transform.forms import Cand, Concat, Rows, Scores
 from tests.transform.random_forms import Draw
 from tests.transform.test_compositions import STEPS, Run, Value, grown
@@ -201,7 +202,8 @@ def shares(seed: int) -> tuple[float, float]:
 def exported(seed: int) -> None:
     """The whole transformation, with its verification, which raises on a difference."""
     module = Model(seed)
-    ikbo.transform(module, (module.inputs["user"], module.inputs["item"]), ["user"], max_users=8)
+    inputs = (module.inputs["user"], module.inputs["item"])
+    ikbo.transform(module, inputs, ["user"], max_users=8, device_costs=FREE)
 
 
 def summary(seeds: Sequence[int]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ikbo
-from ikbo.transform import TransformError, _factor
+from ikbo.transform import TransformError
 from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.forms import (
@@ -26,9 +26,11 @@ from ikbo.transform.forms import (
     Sum,
     User,
 )
+from ikbo.transform.levels import two_levels
 from ikbo.transform.pending import Affine, Cross, Joined, Scaled
 from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
+from ikbo.transform.split import factor
 from ikbo.transform.verify import verify
 from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
@@ -133,8 +135,8 @@ def captured(name: str) -> tuple[Any, Captured]:
 def run(name: str) -> None:
     """Transforms up to the export and verifies."""
     ranker, graph = captured(name)
-    factored, _, _ = _factor(graph, LIMITS)
-    verify(ranker.model, graph, factored, LIMITS)
+    factored, _, _ = factor(graph, LIMITS)
+    verify(ranker.model, graph, factored, two_levels(graph.flat_roles, LIMITS))
 
 
 # What is done to a result

@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ikbo
 from ikbo._torch_warnings import quiet
-from ikbo.transform import _factor
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.cost import COUNTER_FORMULAS
 from ikbo.transform.forms import Merged, Sum, User
 from ikbo.transform.interpret import FactoredModel
+from ikbo.transform.split import factor
 from tests.transform import field_models  # noqa: F401  (adds to the tables)
 from tests.transform.random_forms import assert_same
 from tests.transform.ranking_models import BLOCKS, NEAR_MISSES, Block
@@ -35,7 +35,7 @@ class Made:
         with quiet():
             self.captured: Captured = capture(self.block.model, self.block.inputs, self.block.users)
             self.factored: FactoredModel
-            self.factored, self.flat, self.index = _factor(self.captured, LIMITS)
+            self.factored, self.flat, self.index = factor(self.captured, LIMITS)
 
     def run(self, num_users: int, index: Tensor, *, transformed: bool) -> Any:
         """The results of the walked or of the unmodified model, on rows of the example inputs."""

@@ -11,8 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 import ikbo
-from ikbo.transform import TransformedModule, TransformError, _factor
+from ikbo.transform import TransformedModule, TransformError
 from ikbo.transform.capture import capture
+from ikbo.transform.levels import two_levels
+from ikbo.transform.split import factor
 from ikbo.transform.verify import verify
 from tests.transform.models import MODELS, rows
 
@@ -124,8 +126,8 @@ COUPLED = {
 def test_rows_that_meet_stay_together(name: str) -> None:
     model = Call(COUPLED[name]).eval()
     captured = capture(model, (rows(4), rows(4)), ["user"])
-    factored, _, _ = _factor(captured, (8, 64))
-    verify(model, captured, factored, (8, 64))
+    factored, _, _ = factor(captured, (8, 64))
+    verify(model, captured, factored, two_levels(captured.flat_roles, (8, 64)))
     assert factored.broadcasts or name == "norm by hand"
 
 

@@ -24,8 +24,9 @@ def check_call(
     """Refuses inputs that the program does not take.
 
     Args:
-        program, roles: of the transformed module.
-        limits: the largest "U" and "B".
+        program, roles: of the transformed module; of one with more levels the letter of the batch
+            stands for the role.
+        limits: the largest "U" and "B", or of each letter.
         args, kwargs: of the call.
 
     Errors:
@@ -48,7 +49,7 @@ def check_call(
     tensors = [pair for pair in zip(leaves, examples, strict=True) if isinstance(pair[1], Tensor)]
     batches: dict[str, tuple[str, int]] = {}
     for (name, role), (value, example) in zip(roles.items(), tensors, strict=True):
-        letter = _LETTERS[role]
+        letter = _LETTERS.get(role, role)
         _check_tensor(name, letter, value, example)
         first, size = batches.setdefault(letter, (name, value.shape[0]))
         if value.shape[0] != size:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,18 @@ class Captured:
     def flat_roles(self) -> list[str | None]:
         return [None if name is None else self.roles[name] for name in self.names]
 
+    @property
+    def input_roles(self) -> list[str | None]:
+        """The roles of the model's own flat inputs, "mixed" for packed ones."""
+        roles, found = iter(self.flat_roles), []
+        for layout in self.layouts:
+            role = next(roles)
+            if layout.packed is not None:
+                next(roles)
+                role = "mixed"
+            found.append(role)
+        return found
+
     def nest(self, flat: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Flat inputs as positional and keyword arguments."""
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
@@ -69,6 +81,21 @@ class Captured:
         rest = iter(flat)
         joined = [layout.join(rest) for layout in self.layouts]
         return pytree.tree_unflatten(joined, self.structure)
+
+    def caller_of(self, unmodified: nn.Module) -> Callable[[list[Any]], Any]:
+        """A call of the unmodified model on flat inputs, all with one batch size."""
+        is_flat = all(isinstance(x, Tensor) for x in (*self.args, *self.kwargs.values()))
+        is_plain = all(layout == Layout() for layout in self.layouts)
+        names, count = tuple(self.kwargs), len(self.args)
+
+        def call(flat: list[Any]) -> Any:
+            if is_flat and is_plain:
+                kwargs = dict(zip(names, flat[count:], strict=True))
+                return unmodified(*flat[:count], **kwargs)
+            args, kwargs = self.nest_joined(flat)
+            return unmodified(*args, **kwargs)
+
+        return call
 
     @property
     def columns(self) -> dict[str, tuple[int, ...]]:
@@ -131,13 +158,13 @@ def capture(
     batch = _batch_symbol(program, counts)
     packed = [p if isinstance(p := given.get(name), Packed) else None for name, _ in named]
     layouts = tuple(map(Layout, counts, packed))
-    parts, names, roles = _split(named, given)
+    parts, names, roles = split_packed(named, given)
     _, structure = pytree.tree_flatten((args, kwargs))
     args, kwargs = pytree.tree_unflatten(parts, structure)
     return Captured(program, batch, args, kwargs, names, roles, layouts, structure, signature)
 
 
-def _split(
+def split_packed(
     named: Sequence[tuple[str, Any]], given: Mapping[str, str | Packed]
 ) -> tuple[list[Any], tuple[str | None, ...], dict[str, str]]:
     """The flat inputs, packed ones as a dict of their parts, and the names and roles of all."""

@@ -42,9 +42,9 @@ class Formula:
         parts = []
         for (i, j), coefficient in sorted(self.terms.items(), reverse=True):
             powers = [(name, p) for name, p in (("U", i), ("B", j)) if p]
-            text = [f"{coefficient:g}" if coefficient % 1 else f"{int(coefficient)}"]
-            text += [name if p == 1 else f"{name}^{p}" for name, p in powers]
-            parts.append("*".join(text))
+            number = f"{coefficient!r}" if coefficient % 1 else f"{int(coefficient)}"
+            text = [name if p == 1 else f"{name}^{p}" for name, p in powers]
+            parts.append("*".join(text if text and coefficient == 1 else [number, *text]))
         return " + ".join(parts) or "0"
 
     @classmethod
@@ -148,6 +148,9 @@ FLOPS: dict[Any, Callable[..., Any]] = {
     ikbo.target_attention: _target_attention,
 }
 
+# Layers: products with one weight for all rows.
+_ROUNDED = {aten.linear, aten.mm, aten.addmm, aten.matmul, ikbo.linear, ikbo.lce}
+
 # What `FlopCounterMode` lacks; it sees the operators of torch after they were decomposed.
 COUNTER_FORMULAS = {
     op: FLOPS[op]
@@ -174,15 +177,26 @@ _FREE = (
 _LOOKUPS = (aten.embedding.default, aten.index_select.default, aten.embedding_bag.padding_idx)
 
 
-def flops(node: Node, symbols: Mapping[Any, Any]) -> Formula:
-    """FLOPs of one call; `symbols` maps the graph's batch symbols to U and B."""
+def flops(node: Node, symbols: Mapping[Any, Any], multiple: int = 1) -> Formula:
+    """FLOPs of one call.
+
+    Args:
+        symbols: from the graph's batch symbols to U and B.
+        multiple: rows and columns of a layer's weight are rounded up to a multiple of it.
+    """
     formula = FLOPS.get(getattr(node.target, "overloadpacket", None))
     if formula is None:
         return ZERO
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _shape)
+
+    step = multiple if node.target.overloadpacket in _ROUNDED else 1  # type: ignore[union-attr]
+
+    def shape(operand: Node) -> Any:
+        return _rounded(_shape(operand), step)
+
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), shape)
     value = node.meta["val"]
-    out_shape = _dims(value) if isinstance(value, Tensor) else None
-    return _polynomial(formula(*args, **kwargs, out_shape=out_shape), symbols)
+    out_shape = _rounded(_dims(value), step) if isinstance(value, Tensor) else None
+    return polynomial(formula(*args, **kwargs, out_shape=out_shape), symbols)
 
 
 def moved_bytes(node: Node, symbols: Mapping[Any, Any]) -> Formula:
@@ -197,7 +211,23 @@ def moved_bytes(node: Node, symbols: Mapping[Any, Any]) -> Formula:
     if target in _LOOKUPS:
         operands = [*operands[1:], *results[:1]]
     total = sum(math.prod(_dims(x)) * x.element_size() for x in [*operands, *results])
-    return _polynomial(total, symbols)
+    return polynomial(total, symbols)
+
+
+def bytes_of(x: Tensor, symbols: Mapping[Any, Any]) -> Formula:
+    """The size of a tensor."""
+    return polynomial(math.prod(_dims(x)) * x.element_size(), symbols)
+
+
+def _rounded(shape: Any, multiple: int) -> Any:
+    """A shape with its last size rounded up; of a matrix, both; where they are known."""
+    if multiple == 1 or not isinstance(shape, tuple):
+        return shape
+    first = len(shape) - (2 if len(shape) == 2 else 1)
+    return tuple(
+        -(-size // multiple) * multiple if place >= first and isinstance(size, int) else size
+        for place, size in enumerate(shape)
+    )
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -217,7 +247,8 @@ def _dims(tensor: Tensor) -> tuple[Any, ...]:
 _U, _B = sympy.symbols("U B", integer=True, positive=True)
 
 
-def _polynomial(expression: Any, symbols: Mapping[Any, Any]) -> Formula:
+def polynomial(expression: Any, symbols: Mapping[Any, Any]) -> Formula:
+    """An expression in a graph's batch symbols as a formula in U and B."""
     names = {"U": _U, "B": _B}
     replaced = {symbol: names[name] for symbol, name in symbols.items()}
     # Quotients of a batch size are counted as exact.

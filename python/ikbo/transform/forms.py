@@ -211,6 +211,13 @@ def is_user_only(form: Form) -> bool:
     return isinstance(form, Const | User)
 
 
+def holds_user(form: Form) -> bool:
+    """Whether a form, or a part of a concatenation, is a user value."""
+    concat = form.x if isinstance(form, Merged) else form
+    parts = concat.parts if isinstance(concat, Concat) else (form,)
+    return any(isinstance(part, User) for part in parts)
+
+
 def shape(form: Form) -> list[Dim]:
     """The shape, with a `Size` where the batch is."""
     if isinstance(form, Const | User | Cand):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,13 +51,24 @@ class FactoredModel(nn.Module):
         captured: the model's graph.
         flat: example inputs, flat, user inputs at one batch and candidate inputs at another.
         cand_to_user: int32 `[B]`.
+        kept: operators that are not split, and why.
+        keep_users: whether outputs that users alone determine stay at U.
 
     The constructor walks over the example inputs, again if layers are to be computed together;
     constants that the new graph needs become buffers, all others are dropped.
     """
 
-    def __init__(self, captured: Captured, flat: list[Any], cand_to_user: Tensor) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        flat: list[Any],
+        cand_to_user: Tensor,
+        kept: Mapping[str, str] | None = None,
+        *,
+        keep_users: bool = False,
+    ) -> None:
         super().__init__()
+        self._kept, self._keep_users = kept or {}, keep_users
         self._captured = captured
         self._constants, self._experts = Constants(), Experts()
         with torch.no_grad():
@@ -91,14 +102,23 @@ class FactoredModel(nn.Module):
         self._experts.rewind()
         users = [x for x, r in zip(flat, self._captured.flat_roles, strict=True) if r == "user"]
         walk = Walk(self._constants, cand_to_user, users[0].shape[0], fetch, self._experts)
-        return GraphWalk(self._captured, walk, flat, check_shapes=fetch is None)
+        walk.kept = self._kept
+        return GraphWalk(self._captured, walk, flat, fetch is None, self._keep_users)
 
 
 class GraphWalk:
     """One walk over the graph: `values` per node, tensors as forms; `outputs` are the model's."""
 
-    def __init__(self, captured: Captured, walk: Walk, flat: list[Any], check_shapes: bool) -> None:
+    def __init__(
+        self,
+        captured: Captured,
+        walk: Walk,
+        flat: list[Any],
+        check_shapes: bool,
+        keep_users: bool = False,
+    ) -> None:
         self._captured, self._walk, self._check_shapes = captured, walk, check_shapes
+        self._keep_users = keep_users
         self.values: dict[Node, Any] = dict(self._placeholders(flat))
         self.broadcasts = walk.broadcasts
         self._live = live_ranges(captured.program.graph)
@@ -219,6 +239,8 @@ class GraphWalk:
         return pytree.tree_unflatten(results, captured.program.call_spec.out_spec)
 
     def _output(self, form: Any) -> Tensor:
+        if self._keep_users and isinstance(form, User) and form.rows == Rows():
+            return form.tensor.clone()
         tensor = self._walk.materialise(form, "the model returns it for every candidate")
         # A value that is an input, or a constant, may not leave a graph under the same name.
         return tensor.clone() if isinstance(form, Const | PerBatch) else tensor

@@ -5,10 +5,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
+from ikbo.transform import report
 from ikbo.transform.cost import Formula
+from ikbo.transform.spec_graph import GraphNode
+from ikbo.transform.variants import TRANSFORMED, Variant
+
+# Of the document that `Spec.to_json` writes; `spec.schema.json` describes it.
+VERSION = 1
+SCHEMA = Path(__file__).with_name("spec.schema.json")
 
 # Ratios of candidates to users at which the table shows what is saved.
 _RATIOS = (1, 10, 70, 1000)
@@ -30,6 +38,8 @@ class Row:
 
     `batch` names the batches that it runs at now: "U", "B", both, or none ("" for what was computed
     ahead of time or is done by another row). `emitted` are the operators that do its work.
+    `blocked` says why user values had to be broadcast here, and `advice`, one for each of these,
+    what the model's author could change.
     """
 
     name: str
@@ -43,10 +53,14 @@ class Row:
     bytes_before: Formula
     bytes_after: Formula
     blocked: tuple[str, ...]
+    advice: tuple[str, ...]
 
     @property
     def is_product(self) -> bool:
         return bool(self.flops_before.terms or self.flops_after.terms)
+
+
+_Record = TypeVar("_Record", Row, GraphNode, KernelRange, Variant)
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,11 @@ class Spec:
     `num_users` and `num_candidates` are the sizes at which `table` evaluates the formulas. Before
     the transformation all work runs at B; the formulas `*_before` hold for the unmodified model
     with the users' rows repeated. `columns` has, for each part of a packed input, the columns of
-    the unmodified model's input.
+    the unmodified model's input. `before` and `after` are the operators of both programs.
+    `variants` says which form a package runs over which part of the range: disjoint parts that
+    cover it; the rows are about the transformed form. `pays_from` has, for "eager" and for
+    "package", from how many candidates on the transformed model is faster than the unmodified one,
+    as pairs (U, B): with U users or more, up to the next pair's, from B candidates on.
     """
 
     max_users: int
@@ -65,6 +83,15 @@ class Spec:
     num_candidates: int
     rows: tuple[Row, ...]
     columns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    before: tuple[GraphNode, ...] = ()
+    after: tuple[GraphNode, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    pays_from: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.variants:
+            whole = Variant(TRANSFORMED, (1, self.max_users), (1, self.max_candidates))
+            object.__setattr__(self, "variants", (whole,))
 
     def total(self, field: str, num_users: int, num_candidates: int) -> float:
         """Sum over the rows of `flops_before`, `flops_after`, `bytes_before` or `bytes_after`."""
@@ -106,43 +133,67 @@ class Spec:
             )
 
     def to_json(self) -> str:
-        """The spec as JSON text; formulas are polynomials in U and B."""
-
-        def encode(value: Any) -> Any:
-            return str(value) if isinstance(value, Formula) else value
-
-        document = {
-            "max_users": self.max_users,
-            "max_candidates": self.max_candidates,
-            "num_users": self.num_users,
-            "num_candidates": self.num_candidates,
-            "columns": self.columns,
-            "rows": [
-                {key: encode(getattr(row, key)) for key in Row.__dataclass_fields__}
-                | {"kernels": [asdict(k) for k in row.kernels]}
-                for row in self.rows
-            ],
+        """The spec as JSON text, as `spec.schema.json` describes it."""
+        document = {"version": VERSION} | {
+            item.name: _encoded(getattr(self, item.name)) for item in fields(self)
         }
         return json.dumps(document, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Spec:
-        """Reads what `to_json` wrote."""
+        """Reads what `to_json` wrote. Errors: ValueError on anything else."""
         document = json.loads(text)
-        rows = tuple(_row_from_json(row) for row in document.pop("rows"))
-        columns = {name: tuple(places) for name, places in document.pop("columns").items()}
-        return cls(**document, rows=rows, columns=columns)
+        version = document.pop("version", None) if isinstance(document, dict) else None
+        if version != VERSION:
+            raise ValueError(f"ikbo.Spec: version must be {VERSION}; got {version!r}")
+        try:
+            nodes = {
+                name: tuple(_decoded(GraphNode, node) for node in document[name])
+                for name in ("before", "after")
+            }
+            rows = tuple(_decoded(Row, row) for row in document["rows"])
+            variants = tuple(_decoded(Variant, item) for item in document["variants"])
+            columns = {name: tuple(places) for name, places in document["columns"].items()}
+            pays_from = {
+                how: tuple((users, candidates) for users, candidates in pairs)
+                for how, pairs in document["pays_from"].items()
+            }
+            lists = {"rows": rows, "variants": variants, "columns": columns}
+            return cls(**document | nodes | lists | {"pays_from": pays_from})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"ikbo.Spec: the document must be what to_json writes: {error!r}"
+            ) from None
+
+    def to_html(self) -> str:
+        """A page with the graph before and after, and the rows; it needs nothing but itself."""
+        return report.page(self.to_json())
 
 
-def _row_from_json(row: dict[str, Any]) -> Row:
-    formulas = ("flops_before", "flops_after", "bytes_before", "bytes_after")
-    kernels = tuple(
-        KernelRange(k["op"], tuple(k["users"]), tuple(k["candidates"]), k["kernel"])
-        for k in row["kernels"]
-    )
-    parsed = {name: Formula.parse(row[name]) for name in formulas}
-    texts = {name: tuple(row[name]) for name in ("emitted", "blocked")}
-    return Row(**(row | parsed | texts | {"kernels": kernels}))
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Formula):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_encoded(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _encoded(item) for key, item in value.items()}
+    if isinstance(value, Row | GraphNode | KernelRange | Variant):
+        return {item.name: _encoded(getattr(value, item.name)) for item in fields(value)}
+    return value
+
+
+def _decoded(kind: type[_Record], document: Mapping[str, Any]) -> _Record:
+    values: dict[str, Any] = {}
+    for item in fields(kind):
+        value = document[item.name]
+        if item.type == "Formula":
+            value = Formula.parse(value)
+        elif item.name == "kernels":
+            value = tuple(_decoded(KernelRange, kernel) for kernel in value)
+        elif isinstance(value, list):
+            value = tuple(value)
+        values[item.name] = value
+    return kind(**values)
 
 
 def _aligned(lines: list[tuple[str, ...]]) -> list[str]:

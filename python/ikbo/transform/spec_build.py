@@ -18,10 +18,12 @@ from ikbo import _inductor
 from ikbo._kernels import kernels_at
 from ikbo._source_line import source_line
 from ikbo.transform import cost
+from ikbo.transform.advice import advice_for
 from ikbo.transform.capture import Captured
 from ikbo.transform.cost import Formula
 from ikbo.transform.origin import ORIGIN
 from ikbo.transform.spec import KernelRange, Row, Spec
+from ikbo.transform.spec_graph import GraphNode, graph_nodes, module_path
 
 # How a package runs an ikbo operator that Inductor serves better in parts.
 _LOWERED = "torch: two products, gather, add"
@@ -43,14 +45,15 @@ def build_spec(
     """
     symbols = batch_symbols(program, captured)
     names = {symbols[0]: "U", symbols[1]: "B"}
-    emitted = _by_origin(program)
+    emitted = by_origin(program)
     kernels = _kernels(captured, program, limits)
     before = {captured.batch: "B"}
     rows = []
     for node in captured.program.graph.nodes:
-        if not _is_operator(node):
+        if not is_operator(node):
             continue
         nodes = emitted.pop(node.name, [])
+        blocked = _blocked(node.name, broadcasts)
         row = Row(
             name=node.name,
             op=str(node.target),
@@ -62,19 +65,54 @@ def build_spec(
             flops_after=_sum(cost.flops(n, names) for n in nodes),
             bytes_before=cost.moved_bytes(node, before),
             bytes_after=_sum(cost.moved_bytes(n, names) for n in nodes),
-            blocked=tuple(dict.fromkeys(why for name, why in broadcasts if name == node.name)),
+            blocked=blocked,
+            advice=tuple(map(advice_for, blocked)),
         )
         if any(f.terms for f in (row.bytes_before, row.bytes_after)) or row.blocked:
             rows.append(row)
     rows += _output_row(emitted.pop("output", []), names, broadcasts)
-    return Spec(*limits, *_typical(limits), tuple(rows), captured.columns)
+    graphs = _graphs(captured, program, before, names)
+    return Spec(*limits, *_typical(limits), tuple(rows), captured.columns, *graphs)
+
+
+def _graphs(
+    captured: Captured, program: ExportedProgram, before: dict[Any, str], after: dict[Any, str]
+) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]]:
+    """The operators before and after."""
+    modules = {node.name: module_path(node) for node in captured.program.graph.nodes}
+
+    def by_origin(node: Node) -> tuple[str, str]:
+        return _origin(node), modules.get(_origin(node), "")
+
+    roles = zip(captured.program.graph_signature.user_inputs, captured.input_roles, strict=True)
+    new_roles = zip(
+        program.graph_signature.user_inputs, [*captured.flat_roles, "mixed"], strict=True
+    )
+    return (
+        graph_nodes(
+            captured.program,
+            {str(name): role for name, role in roles if role is not None},
+            before,
+            lambda node: (node.name, modules[node.name]),
+        ),
+        graph_nodes(
+            program,
+            {str(name): role for name, role in new_roles if role is not None},
+            after,
+            by_origin,
+        ),
+    )
+
+
+def _blocked(name: str, broadcasts: list[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(why for at, why in broadcasts if at == name))
 
 
 def _output_row(
     nodes: list[Node], names: dict[Any, str], broadcasts: list[tuple[str, str]]
 ) -> list[Row]:
     """What is computed because the model returns it: sums not added up before, users broadcast."""
-    blocked = tuple(dict.fromkeys(why for name, why in broadcasts if name == "output"))
+    blocked = _blocked("output", broadcasts)
     moved = _sum(cost.moved_bytes(n, names) for n in nodes)
     if not moved.terms:
         return []
@@ -94,6 +132,7 @@ def _output_row(
             zero,
             moved,
             blocked,
+            tuple(map(advice_for, blocked)),
         )
     ]
 
@@ -119,23 +158,25 @@ def batch_symbols(program: ExportedProgram, captured: Captured) -> tuple[Any, An
     return users.pop(), candidates.pop()
 
 
-def _is_operator(node: Node) -> bool:
+def is_operator(node: Node) -> bool:
+    """Whether a node calls an operator that gives tensors."""
     is_call = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
     return is_call and isinstance(node.meta.get("val"), Tensor | tuple | list)
 
 
 def _moves(node: Node) -> bool:
     return (
-        _is_operator(node)
+        is_operator(node)
         and isinstance(node.meta.get("val"), Tensor | tuple | list)
         and not node.target.is_view
-    )  # type: ignore[union-attr]
+    )
 
 
-def _by_origin(program: ExportedProgram) -> dict[str, list[Node]]:
+def by_origin(program: ExportedProgram) -> dict[str, list[Node]]:
+    """The operators of a transformed program, by the node of the model that they come from."""
     groups: dict[str, list[Node]] = {}
     for node in program.graph.nodes:
-        if _is_operator(node):
+        if is_operator(node):
             groups.setdefault(_origin(node), []).append(node)
     return groups
 
@@ -144,7 +185,7 @@ def _batches(nodes: list[Node], names: dict[Any, str]) -> str:
     """The batches of the results of nodes, and of the operands of ikbo's own operators."""
     values = [node.meta.get("val") for node in nodes]
     for node in nodes:
-        if node.target.namespace == "ikbo":  # type: ignore[union-attr]
+        if node.target.namespace == "ikbo":
             values += [n.meta.get("val") for n in node.all_input_nodes]
     tensors = [x for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
     sizes: list[Any] = [d for x in tensors for d in x.shape if isinstance(d, torch.SymInt)]
@@ -187,9 +228,7 @@ def _kernels(
 
 def _is_ikbo(node: Node) -> bool:
     """Whether a node calls an operator with kernels of ours; `expand` is always a gather."""
-    return (
-        _is_operator(node) and node.target.namespace == "ikbo" and node.target._opname != "expand"
-    )  # type: ignore[union-attr]
+    return is_operator(node) and node.target.namespace == "ikbo" and node.target._opname != "expand"
 
 
 def _origin(node: Node) -> str:

@@ -10,8 +10,9 @@ size.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ikbo.transform.capture import Captured
 from ikbo.transform.errors import TransformError
+from ikbo.transform.levels import Levels, composed
 
 MIN_ROWS = 8
 
@@ -38,49 +40,58 @@ def verify(
     model: nn.Module | ExportedProgram,
     captured: Captured,
     transformed: Callable[..., Any],
-    limits: tuple[int, int],
+    levels: Levels,
 ) -> None:
     """Compares a transformed model with the model that it came from.
 
     Args:
         model: the unmodified model.
         captured: its graph, inputs and roles.
-        transformed: takes user inputs at U, candidate inputs at B and `cand_to_user`.
-        limits: (max_users, max_candidates).
+        transformed: takes the inputs of each level at its batch, and the indices by keyword.
+        levels: users and candidates, or more.
 
     Errors:
         ValueError: the example inputs have too few distinct rows to tell users apart.
         TransformError: a result differs, naming the case, the output and both values.
     """
-    rows = _distinct_rows(captured)
-    unmodified = _module(model)
+    rows = _distinct_rows(captured.flat, levels)
+    unmodified = module_of(model)
     exact = _in_fp64(unmodified)
     generator = torch.Generator().manual_seed(0)
     for users, candidates in _SIZES:
-        sizes = (min(users, limits[0]), min(candidates, limits[1]))
-        index = _index(*sizes, generator).to(captured.device)
-        at_users, at_candidates = _draw(captured, rows, index, sizes[0], generator)
-        args, kwargs = captured.nest(at_users)
+        sizes = _sizes(users, candidates, levels.limits)
+        links = [_index(*pair, generator).to(captured.device) for pair in pairwise(sizes)]
+        at_levels, at_candidates = _draw(captured.flat, levels, rows, sizes, links, generator)
+        args, kwargs = captured.nest(at_levels)
         with torch.no_grad():
-            got = transformed(*args, **kwargs, cand_to_user=index)
+            got = transformed(*args, **kwargs, **dict(zip(levels.links, links, strict=True)))
             args, kwargs = captured.nest_joined(at_candidates)
-            same_type = _run_unmodified(unmodified, args, kwargs, sizes[1])
+            same_type = _run_unmodified(unmodified, args, kwargs, sizes[-1])
             truth = exact(args, kwargs)
-        _compare(f"U={sizes[0]}, B={sizes[1]}", got, same_type, truth)
+        pairs = zip(levels.letters.values(), sizes, strict=True)
+        case = ", ".join(f"{letter}={size}" for letter, size in pairs)
+        _compare(case, got, same_type, truth)
 
 
-def _distinct_rows(captured: Captured) -> dict[str, Tensor]:
-    """Per role, the numbers of the example rows that differ from all others of that role."""
+def _sizes(users: int, candidates: int, limits: Sequence[int]) -> tuple[int, ...]:
+    """Batches of all levels, evenly spaced by ratio, within the limits."""
+    steps = len(limits) - 1
+    wanted = [round(users * (candidates / users) ** (i / steps)) for i in range(steps + 1)]
+    return tuple(min(max(size, 1), limit) for size, limit in zip(wanted, limits, strict=True))
+
+
+def _distinct_rows(flat: Sequence[Any], levels: Levels) -> dict[str, Tensor]:
+    """Per level, the numbers of the example rows that differ from all others there."""
     found = {}
-    for role in ("user", "candidate"):
-        tensors = [x for x, r in zip(captured.flat, captured.flat_roles, strict=True) if r == role]
+    for level in levels.names:
+        tensors = [x for x, at in zip(flat, levels.flat, strict=True) if at == level]
         seen: dict[tuple[bytes, ...], int] = {}
         for row in range(tensors[0].shape[0]):
             seen.setdefault(tuple(_row_bytes(x[row]) for x in tensors), row)
-        found[role] = torch.tensor(list(seen.values()))
+        found[level] = torch.tensor(list(seen.values()))
         if len(seen) < MIN_ROWS:
             raise ValueError(
-                f"ikbo.transform: example_inputs must have at least {MIN_ROWS} distinct {role} "
+                f"ikbo.transform: example_inputs must have at least {MIN_ROWS} distinct {level} "
                 f"rows, from which the result is verified; got {len(seen)} in "
                 f"{tensors[0].shape[0]} rows; take them from real requests of different users"
             )
@@ -100,32 +111,35 @@ def _index(num_users: int, num_candidates: int, generator: torch.Generator) -> T
 
 
 def _draw(
-    captured: Captured,
+    flat: Sequence[Any],
+    levels: Levels,
     rows: dict[str, Tensor],
-    index: Tensor,
-    num_users: int,
+    sizes: Sequence[int],
+    links: Sequence[Tensor],
     generator: torch.Generator,
 ) -> tuple[list[Any], list[Any]]:
-    """Flat inputs with user rows at U, and the same with user rows repeated at B."""
-
-    def pick(role: str, count: int) -> Tensor:
-        order = torch.randperm(len(rows[role]), generator=generator)
-        return rows[role][order.repeat(-(-count // len(order)))[:count]]
-
-    users, candidates = pick("user", num_users), pick("candidate", len(index))
-    at_users, at_candidates = [], []
-    for x, role in zip(captured.flat, captured.flat_roles, strict=True):
-        if role is None:
-            at_users.append(x)
+    """Flat inputs with the rows of each level at its batch, and the same repeated at B."""
+    chosen = {}
+    for level, size in zip(levels.names, sizes, strict=True):
+        order = torch.randperm(len(rows[level]), generator=generator)
+        chosen[level] = rows[level][order.repeat(-(-size // len(order)))[:size]]
+    last = len(levels.names) - 1
+    at_levels, at_candidates = [], []
+    for x, at in zip(flat, levels.flat, strict=True):
+        if at is None:
+            at_levels.append(x)
             at_candidates.append(x)
             continue
-        drawn = x[(users if role == "user" else candidates).to(x.device)]
-        at_users.append(drawn)
-        at_candidates.append(drawn[index.long()] if role == "user" else drawn)
-    return at_users, at_candidates
+        drawn = x[chosen[at].to(x.device)]
+        at_levels.append(drawn)
+        place = levels.names.index(at)
+        repeated = drawn if place == last else drawn[composed(links, last, place).long()]
+        at_candidates.append(repeated)
+    return at_levels, at_candidates
 
 
-def _module(model: nn.Module | ExportedProgram) -> nn.Module:
+def module_of(model: nn.Module | ExportedProgram) -> nn.Module:
+    """The unmodified model, to be called."""
     if not isinstance(model, ExportedProgram):
         return model
     module = model.module()

@@ -6,7 +6,7 @@ A walk knows forms and how to compute with them; it knows neither the graph nor 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -61,6 +61,8 @@ class Walk:
         self.num_candidates = cand_to_user.shape[0]
         self.fetch = fetch or constants.tensors.__getitem__
         self.experts = experts or Experts()
+        # Nodes that run at B although a rule could split them, and why.
+        self.kept: Mapping[str, str] = {}
         # Where the walk is: the model's node, and where the batch is in its result.
         self.node = "?"
         self.node_rows: Rows | None = None
@@ -106,7 +108,7 @@ class Walk:
             reason: why a user value is needed at B, for the report; None where it is no loss.
         """
         is_new = ("materialise", id(form)) not in self._done
-        if reason is not None and is_new and _holds_user(form):
+        if reason is not None and is_new and f.holds_user(form):
             self.broadcasts.append((self.node, reason))
         if isinstance(form, Const):
             tensor = self.use(form)
@@ -205,7 +207,11 @@ class Walk:
         """The result of an operator on forms, as a form (or a tuple of forms)."""
         self._depth += 1
         try:
-            return self._apply(target, *args, **kwargs)
+            if self._depth > 1 or self.node not in self.kept:
+                return self._apply(target, *args, **kwargs)
+            self.broadcasts.append((self.node, self.kept[self.node]))
+            where = rowwise.batch_rows(target, args, kwargs) or self.node_rows
+            return self._at_candidates(target, args, kwargs, None, where)
         finally:
             self._depth -= 1
 
@@ -271,7 +277,7 @@ class Walk:
         args, kwargs = f.map_leaves(read, (args, kwargs))
         return _wrap(User, target(*args, **kwargs), where)
 
-    def _at_candidates(self, target: Any, args: Any, kwargs: Any, reason: str, where: Any) -> Any:
+    def _at_candidates(self, target: Any, args: Any, kwargs: Any, reason: Any, where: Any) -> Any:
         def read(x: Any) -> Any:
             if isinstance(x, f.FORMS):
                 return self.materialise(x, reason)
@@ -291,10 +297,3 @@ def _wrap(kind: Callable[[Tensor, Any], Any], out: Any, where: Any) -> Any:
         )
     rows = where if isinstance(where, tuple) else (where,) * len(out)
     return tuple(kind(t, r) for t, r in zip(out, rows, strict=True))
-
-
-def _holds_user(form: Form) -> bool:
-    concat = form.x if isinstance(form, Merged) else form
-    if isinstance(concat, Concat):
-        return any(isinstance(part, User) for part in concat.parts)
-    return isinstance(form, User)

@@ -54,7 +54,7 @@ def verify(
     """
     rows = _distinct_rows(captured)
     unmodified = _module(model)
-    exact = _in_fp64(unmodified)
+    exact = in_fp64(unmodified)
     generator = torch.Generator().manual_seed(0)
     for users, candidates in _SIZES:
         sizes = (min(users, limits[0]), min(candidates, limits[1]))
@@ -169,7 +169,12 @@ def _default_fp64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _in_fp64(module: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+def in_fp64(module: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """A copy that computes in fp64, also where the module asks for a smaller type by name.
+
+    Returns:
+        A call that takes the positional and the keyword arguments, in the module's own types.
+    """
     double = copy.deepcopy(module).double()
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.public_models import dien
 from bench.public_models.case import (
     CANDIDATE_FIELDS,
     CANDIDATE_NUMBERS,
@@ -133,8 +134,8 @@ _PLAIN: dict[str, Callable[[], nn.Module]] = {
 _OF_SEQUENCES: dict[str, Callable[[], nn.Module]] = {
     "DIN": _with_histories("DIN"),
     "DIEN": _with_histories("DIEN"),
-    "DIEN (AUGRU)": _with_histories("DIEN", gru_type="AUGRU"),
 }
+_CURES = {"DIEN": dien.CURE}
 
 
 def cases() -> list[Case]:
@@ -144,5 +145,5 @@ def cases() -> list[Case]:
     for table, inputs in ((_PLAIN, plain), (_OF_SEQUENCES, sequences)):
         for model, build in table.items():
             users = inputs.request_only()
-            made.append(Case("deepctr_torch", model, build, inputs, users))
+            made.append(Case("deepctr_torch", model, build, inputs, users, _CURES.get(model)))
     return made

@@ -173,9 +173,9 @@ def work(captured: Captured, ours: nn.Module) -> dict[str, Any]:
     totals = []
     for count in counts:
         args, kwargs = Request.of(captured, 1, count).ours
-        with FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS) as counter:
-            with torch.no_grad():
-                ours(*args, **kwargs)
+        counter = FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS)
+        with counter, torch.no_grad():
+            ours(*args, **kwargs)
         totals.append(counter.get_total_flops())
     left = (totals[1] - totals[0]) / (counts[1] - counts[0])
     return {

@@ -18,14 +18,18 @@ a model. Measured on {device}, {threads} threads, PyTorch {torch}, {date}.
 
 {counts}
 
-| column | means |
-|---|---|
-| FLOPs | of the unmodified model, per candidate |
-| user's | share of them that users alone determine, found by numbers: the model is run again with other candidates, and a product of two values that never change is the user's (`ikbo.testing.user_work`) |
-| moved | how much of that no longer runs per candidate |
-| left | FLOPs left per candidate, over what users do not determine; under 1 where a rewrite saves work of the candidates too |
-| error | largest, against the unmodified model in fp64 |
-| 1, 10, 64, 500 | times faster than the unmodified model with users repeated, eager, about 500 candidates, at so many candidates per user |
+Columns of the tables:
+
+- FLOPs: of the unmodified model, per candidate.
+- user's: the share of them that users alone determine. It is found by numbers
+  (`ikbo.testing.user_work`): the model is run again with other candidates, and a product of two
+  values that never change is the user's.
+- moved: how much of that no longer runs per candidate.
+- left: FLOPs left per candidate, over those that users do not determine; under 1 where a rewrite
+  saves work of the candidates too.
+- error: the largest, against the unmodified model in fp64.
+- 1, 10, 64, 500: how many times faster than the unmodified model with users repeated, eager, at so
+  many candidates per user and about 500 candidates.
 """
 
 _COLUMNS = (
@@ -52,8 +56,9 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
     found = Counter(row["status"] for row in rows if not row["case"]["cured"])
     taken = sum(found.values()) - found["not_exportable"]
     return (
-        f"Of {sum(found.values())} models torch.export takes {taken} as they are. Of those "
-        f"{found['transformed']} are transformed, {found['refused']} refused, {found['wrong']} wrong."
+        f"Of {sum(found.values())} models torch.export takes {taken} as they are. Of those\n"
+        f"{found['transformed']} are transformed, {found['refused']} refused, "
+        f"{found['wrong']} wrong."
     )
 
 

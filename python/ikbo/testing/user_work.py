@@ -114,9 +114,9 @@ def user_work(captured: Captured, resamples: int = 12) -> list[Work]:
         if node.op != "call_function" or node.target in _ASSERTIONS:
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        with FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS) as counter:
-            with torch.no_grad():
-                node.target(*args, **kwargs)
+        counter = FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS)
+        with counter, torch.no_grad():
+            node.target(*args, **kwargs)
         flops = counter.get_total_flops()
         if flops:
             share = _user_share(node, masks, values)

@@ -24,6 +24,7 @@ from ikbo.testing.bench import interleaved
 from ikbo.testing.user_work import user_work
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.cost import COUNTER_FORMULAS
+from ikbo.transform.errors import TransformError
 from ikbo.transform.rules import RULES
 from ikbo.transform.verify import in_fp64
 
@@ -77,6 +78,8 @@ def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -
         "ours": None,
         "peers": {},
     }
+    if cured:
+        row |= {"cure_error": _difference(model, case.make(), inputs)}
     try:
         program = exported(model, inputs)
     except Exception as error:
@@ -88,7 +91,7 @@ def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -
             ours = ikbo.transform(
                 model, inputs, case.request_only, max_users=SIZES[1][0], max_candidates=1024
             )
-    except ikbo.TransformError as error:
+    except TransformError as error:
         is_wrong = "differs from the unmodified model" in str(error)
         return row | {"status": "wrong" if is_wrong else "refused", "reason": first_line(error)}
     largest, is_close = errors(captured, model, ours)
@@ -107,6 +110,13 @@ def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -
         speed = package_speedups(captured, program, ours, ratios)
         row |= {"package_speedup": {str(ratio): value for ratio, value in speed.items()}}
     return row
+
+
+def _difference(model: nn.Module, other: nn.Module, inputs: Any) -> float:
+    """The largest difference of two models' results."""
+    with torch.no_grad():
+        pairs = zip(*(pytree.tree_leaves(m(*inputs)) for m in (model, other)), strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def first_line(error: Exception) -> str:

@@ -96,6 +96,8 @@ def _notes(rows: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"- {name}: {row['reason']}")
         if row.get("cure"):
             lines.append(f"  It is exported with this change: {row['cure']}")
+        if "cure_error" in row:
+            lines.append(f"- {name}: results as before, within {row['cure_error']:.0e}")
         if row.get("moved_share") is not None and row["moved_share"] < 1:
             blocked = "; ".join(row["blocked"]) or "no operator is named"
             lines.append(f"- {name}: what is not moved: {blocked}")

@@ -2,7 +2,8 @@
 """ikbo: in-kernel broadcast optimisation for recommendation ranking.
 
 ``import ikbo`` loads the operator library and nothing else that is heavy; ``transform``,
-``explain``, ``package``, ``nn``, ``CandidateIndex`` and ``split_by_key`` are imported when first used.
+``explain``, ``package``, ``nn``, ``CandidateIndex`` and ``split_by_key`` are imported when first
+used.
 """
 
 import importlib

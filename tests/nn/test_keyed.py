@@ -27,7 +27,8 @@ def batch() -> tuple[Bag, Tensor, Tensor]:
         "tags": [[], [21, 22], [], [23], [24, 25, 26]],
     }
     rows = [row for key in KEYS for row in bags[key]]
-    return bags, torch.tensor([value for row in rows for value in row]), torch.tensor([len(row) for row in rows])
+    values = torch.tensor([value for row in rows for value in row])
+    return bags, values, torch.tensor([len(row) for row in rows])
 
 
 def unpacked(part: KeyedJagged) -> Bag:

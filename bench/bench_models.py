@@ -46,7 +46,8 @@ PACKAGED = (
 )
 SOURCES = [
     "bench/bench_models.py",
-    "bench/public_models/*.py",
+    *(f"bench/public_models/{name}.py" for name in ("case", "measure", "stand_ins")),
+    *(f"bench/public_models/{name}.py" for name in ("deepctr", "dien", "rechub", "torchrec")),
     "requirements/models.txt",
     "include/ikbo/*.h",
     "python/ikbo/*.py",

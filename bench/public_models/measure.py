@@ -32,6 +32,7 @@ from ikbo.transform.verify import in_fp64
 SIZES = {1: (512, 512), 10: (51, 510), 64: (8, 512), 500: (1, 500)}
 EXAMPLE_ROWS = 64
 ERROR_RATIO = 64
+ROUNDS, SECONDS = 15, 3.0
 # An output may be off by so many times what the unmodified model is off from fp64, and by so many
 # roundings of the largest value: the bounds of the pass's own verification.
 ERROR_FACTOR, ERROR_ROUNDINGS = 4, 32
@@ -89,7 +90,7 @@ def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -
     try:
         with used_rules() as rules:
             ours = ikbo.transform(
-                model, inputs, case.request_only, max_users=SIZES[1][0], max_candidates=1024
+                program, inputs, case.request_only, max_users=SIZES[1][0], max_candidates=1024
             )
     except TransformError as error:
         is_wrong = "differs from the unmodified model" in str(error)
@@ -209,7 +210,7 @@ def timed(captured: Captured, model: nn.Module, ours: nn.Module, ratio: int) -> 
         "ours": lambda: run(ours, request.ours),
         "replicated": lambda: run(model, request.replicated),
     }
-    return interleaved(contestants, rounds=21, seconds=4)
+    return interleaved(contestants, rounds=ROUNDS, seconds=SECONDS)
 
 
 def package_speedups(
@@ -230,6 +231,6 @@ def package_speedups(
                 "ours": functools.partial(fast, *flat),
                 "replicated": functools.partial(plain, *args, **kwargs),
             }
-            ms = interleaved(contestants, rounds=21, seconds=4)
+            ms = interleaved(contestants, rounds=ROUNDS, seconds=SECONDS)
             found[ratio] = ms["replicated"] / ms["ours"]
     return found

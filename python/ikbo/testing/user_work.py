@@ -20,11 +20,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from ikbo.transform.capture import Captured
-from ikbo.transform.cost import COUNTER_FORMULAS
+from ikbo.transform.cost import COUNTER_FORMULAS, FLOPS
 from ikbo.transform.interpret import _ASSERTIONS
 
 aten = torch.ops.aten
 USERS, CANDIDATES = 5, 23
+# So many that none of an output's values is 0 for all of them by chance.
+_MANY = (16, 48)
 
 # Sums of products of two operands; where their bias is among the arguments.
 _PRODUCTS: dict[Any, int | None] = {
@@ -48,15 +50,17 @@ class Work:
     user: float
 
 
-def request_of(captured: Captured) -> tuple[list[Any], Tensor]:
-    """Flat inputs of a request, user inputs at USERS, others at CANDIDATES rows; and the index."""
-    sizes = {"user": USERS, "candidate": CANDIDATES}
+def request_of(
+    captured: Captured, num_users: int = USERS, num_candidates: int = CANDIDATES
+) -> tuple[list[Any], Tensor]:
+    """Flat inputs of a request, user inputs at U, others at B rows; and the index."""
+    sizes = {"user": num_users, "candidate": num_candidates}
     flat = [
         x if role is None else x[torch.arange(sizes[role]) % len(x)]
         for x, role in zip(captured.flat, captured.flat_roles, strict=True)
     ]
     generator = torch.Generator().manual_seed(11)
-    return flat, torch.randint(USERS, (CANDIDATES,), generator=generator, dtype=torch.int32)
+    return flat, torch.randint(num_users, (num_candidates,), generator=generator, dtype=torch.int32)
 
 
 def unchanged(
@@ -98,30 +102,42 @@ def user_work(captured: Captured, resamples: int = 12) -> list[Work]:
 
     Products are followed element by element; of any other operator that has FLOPs, such as an
     attention or a recurrent net, the user's share is that of its first result.
+
+    Errors: ValueError: an operator has FLOPs that `ikbo.transform.cost` does not know.
     """
-    flat, index = request_of(captured)
-    masks = {
-        node: _in_all_rows(node, mask, len(index))
-        for node, mask in unchanged(captured, flat, index, resamples).items()
-    }
+    flat, index = request_of(captured, *_MANY)
     at_candidates = [
         x[index.long()] if role == "user" else x
         for x, role in zip(flat, captured.flat_roles, strict=True)
     ]
-    values = _run(captured, at_candidates)
+    whole = _counter()
+    with whole:
+        values = _run(captured, at_candidates)
+    masks = {
+        node: _in_all_rows(node, mask, values[node], len(index))
+        for node, mask in unchanged(captured, flat, index, resamples).items()
+    }
     found = []
     for node in values:
-        if node.op != "call_function" or node.target in _ASSERTIONS:
+        if getattr(node.target, "overloadpacket", None) not in FLOPS:
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        counter = FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS)
-        with counter, torch.no_grad():
+        with _counter() as counter, torch.no_grad():
             node.target(*args, **kwargs)
         flops = counter.get_total_flops()
-        if flops:
-            share = _user_share(node, masks, values)
-            found.append(Work(node.name, flops / len(index), share * flops / len(index)))
+        share = _user_share(node, masks, values)
+        found.append(Work(node.name, flops / len(index), share * flops / len(index)))
+    missing = whole.get_total_flops() - len(index) * sum(work.flops for work in found)
+    if abs(missing) > 0.5:
+        raise ValueError(
+            "ikbo.testing.user_work: every operator that has FLOPs must be in ikbo.transform.cost; "
+            f"{missing:.0f} of {whole.get_total_flops()} FLOPs are of others"
+        )
     return found
+
+
+def _counter() -> FlopCounterMode:
+    return FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS)
 
 
 def _user_share(node: Node, masks: Mapping[Node, Tensor], values: Mapping[Node, Any]) -> float:
@@ -142,13 +158,19 @@ def _user_share(node: Node, masks: Mapping[Node, Tensor], values: Mapping[Node, 
     return count(Tensor.double) / count(lambda mask: torch.ones_like(mask).double())
 
 
-def _in_all_rows(node: Node, mask: Tensor, num_candidates: int) -> Tensor:
-    """An element is the user's if it is so in every row: one that is 0 by chance is not."""
+def _in_all_rows(node: Node, mask: Tensor, value: Tensor, num_candidates: int) -> Tensor:
+    """An element is the user's if it is so in every row, and not 0 in all of them.
+
+    Outputs of a ReLU that no candidate here reaches do not change either.
+    """
     dims = node.meta["val"].shape if isinstance(node.meta.get("val"), Tensor) else ()
     batch = [axis for axis, dim in enumerate(dims) if isinstance(dim, torch.SymInt)]
     if len(batch) != 1 or mask.shape[batch[0]] != num_candidates:
         return mask
-    return mask.all(batch[0], keepdim=True).expand_as(mask)
+    held = mask.all(batch[0], keepdim=True)
+    if value.is_floating_point():
+        held = held & (value != 0).any(batch[0], keepdim=True)
+    return held.expand_as(mask)
 
 
 def _run(captured: Captured, flat: list[Any]) -> dict[Node, Any]:

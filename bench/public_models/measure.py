@@ -86,6 +86,8 @@ def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -
     except Exception as error:
         cure = None if case.cure is None else case.cure.text
         return row | {"status": "not_exportable", "reason": first_line(error), "cure": cure}
+    # The export leaves its own tensors in attributes that some models set when they run.
+    model = case.make(cured=cured)
     captured = capture(program, inputs, list(case.request_only))
     try:
         with used_rules() as rules:

@@ -18,7 +18,7 @@ from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured
 from ikbo.transform.forms import Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
 from ikbo.transform.interpret import FactoredModel
-from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Scaled
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Reordered, Scaled
 from tests.transform.random_forms import Draw
 
 
@@ -85,6 +85,8 @@ def marked(form: Any, num_candidates: int = CANDIDATES) -> Any:
         return PerBatch(lambda n: torch.ones_like(form.make(n), dtype=torch.bool))
     if isinstance(form, Joined):
         return replace(form, parts=tuple(marked(part, num_candidates) for part in form.parts))
+    if isinstance(form, Reordered):
+        return replace(form, x=marked(form.x, num_candidates))
     if isinstance(form, Outer):
         return replace(form, p=marked(form.p, num_candidates), q=marked(form.q, num_candidates))
     assert isinstance(form, Sum | Cross | Scaled | Normed)

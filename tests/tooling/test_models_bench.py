@@ -124,7 +124,16 @@ def test_page(rows: list[dict[str, Any]]) -> None:
     assert "| good | transformed | 272 | 71% | 1.000 | 1.000 |" in text
     assert "| branch | not exportable | - |" in text
     assert "It is exported with this change: no branch." in text
+    assert "what is not moved" not in text
     assert "| ours good | 0.50 | 2.00 | 3.25 | 4.00 |" in text
+
+
+def test_page_says_what_is_not_moved(rows: list[dict[str, Any]]) -> None:
+    speedup = {"1": 1.0, "10": 1.0, "64": 1.0, "500": 1.0}
+    row = rows[0] | {"speedup": speedup, "moved_share": 0.5, "blocked": ["aten.x mixes"]}
+    facts = {"device": "a CPU", "threads": 2, "torch": "2", "date": "today"}
+    text = page.text({"environment": facts, "rows": [row]})
+    assert "- ours good: what is not moved: aten.x mixes" in text
 
 
 def test_stand_ins_cannot_be_used() -> None:

@@ -104,7 +104,9 @@ def _chosen(
         chosen.append(((side, other), row * f.width(of_q[other], 2) + column))
     if (0, 0) not in {block for block, _ in chosen}:
         return None
-    values, where, total = [], {}, 0
+    values: list[Any] = []
+    where: dict[tuple[Pair, int], int] = {}
+    total = 0
     for block in dict.fromkeys(block for block, _ in chosen):
         grid = product(of_p[block[0]], of_q[block[1]])
         dims = f.shape(grid)

@@ -10,7 +10,7 @@ PY := $(VENV)/python
 FUZZ_SECONDS ?= 40
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test setup setup-cpu env build lint format bench check-results plots nightly test-torch test-gpu \
+.PHONY: help demo test setup setup-cpu env build lint format bench models check-results plots nightly test-torch test-gpu \
         test-cpp test-sanitize test-python fuzz wheel
 .NOTPARALLEL:
 
@@ -68,6 +68,15 @@ bench: setup-cpu  ## measure operators, training, nets and the served demo here,
 	$(PY) bench/bench_training.py
 	$(PY) -m bench.bench_end_to_end
 	$(PY) -m examples.movielens --results
+
+MODELS := build/models-site
+$(MODELS)/.installed: requirements/models.txt
+	rm -rf $(MODELS)
+	$(PY) -m pip install --disable-pip-version-check --no-deps --target $(MODELS) -r $<
+	touch $@
+
+models: setup-cpu $(MODELS)/.installed  ## what the pass makes of public models, into docs/models.md
+	PYTHONPATH=$(MODELS) $(PY) -m bench.bench_models --packages
 
 check-results: env  ## list the files of bench/results/ that are older than the code they measure
 	$(PY) tools/check_results.py

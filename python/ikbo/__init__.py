@@ -2,7 +2,8 @@
 """ikbo: in-kernel broadcast optimisation for recommendation ranking.
 
 ``import ikbo`` loads the operator library and nothing else that is heavy; ``transform``,
-``explain``, ``package``, ``nn``, ``legacy`` and ``CandidateIndex`` are imported when first used.
+``explain``, ``package``, ``nn``, ``legacy``, ``CandidateIndex`` and ``split_by_key`` are imported
+when first used.
 """
 
 import importlib
@@ -28,6 +29,7 @@ from ikbo.ops import (  # noqa: E402
 if TYPE_CHECKING:
     from ikbo import legacy, nn
     from ikbo.candidate_index import CandidateIndex
+    from ikbo.keyed import split_by_key
     from ikbo.package import package
     from ikbo.transform import explain, transform
 
@@ -43,6 +45,7 @@ __all__ = [
     "package",
     "prepack",
     "self_target_attention",
+    "split_by_key",
     "target_attention",
     "transform",
 ]
@@ -51,6 +54,7 @@ _LAZY = {
     "CandidateIndex": "ikbo.candidate_index",
     "explain": "ikbo.transform",
     "package": "ikbo.package",
+    "split_by_key": "ikbo.keyed",
     "transform": "ikbo.transform",
 }
 

@@ -18,9 +18,9 @@ from examples.nets.contestants import limits_of, users_at
 from examples.nets.net import Config, Inputs, Ranker, Replicated, Split, make_inputs
 from ikbo import _inductor
 from ikbo._torch_warnings import quiet
-from ikbo.transform import _factor
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.cost import FLOPS
+from ikbo.transform.split import factor
 from tests.transform.truth import Provenance
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ class Made:
         self.example = make_inputs(self.config, 16, 16, torch.float64)
         with quiet():
             self.captured: Captured = capture(self.plain, self.example, ["user"])
-            self.factored = _factor(self.captured, LIMITS)[0]
+            self.factored = factor(self.captured, LIMITS)[0]
 
 
 made = cache(Made)

@@ -7,7 +7,7 @@ import torch
 
 from ikbo.transform.forms import BATCH, Cand, Concat, Const, Merged, Rows, Size, Sum, User
 from tests.transform.random_forms import Draw
-from tests.transform.rule_cases import leaves, size_of, takes
+from tests.transform.rule_cases import leaves, reordered, size_of, takes
 
 aten = torch.ops.aten
 
@@ -179,6 +179,19 @@ def _(d: Draw) -> Any:  # promotes types
     return [d.user(2), Cand(d.cand(2).tensor.float(), Rows())], 1
 
 
+@takes("structural.cat_reordered", aten.cat.default)
+def _(d: Draw) -> Any:
+    n = d.size()
+    parts = [reordered(d, 1, [n]), d.user(d.size(), n), reordered(d, 1, [n]), d.cand(1, n)]
+    d.choose.shuffle(parts)
+    return parts, d.choose.choice([1, -2])
+
+
+@leaves("structural.cat_reordered", aten.cat.default)
+def _(d: Draw) -> Any:  # along another axis
+    return [reordered(d, 1, [2]), d.cand(5, 3)], 2
+
+
 @takes("structural.stack", aten.stack.default)
 def _(d: Draw) -> Any:
     n = d.size()
@@ -204,6 +217,11 @@ for _op in (aten.clone.default, aten.alias.default, aten.detach.default):
 
 def _any_form(d: Draw, *shape: int) -> Any:
     return d.choose.choice([d.user(*shape), d.cand(*shape), d.shared(*shape), d.const(2, *shape)])
+
+
+@takes("structural.permute", aten.permute.default)
+def _(d: Draw) -> Any:
+    return reordered(d, 1, [2]), d.choose.choice([[0, 2, 1], [1, 0, 2], [2, 1, 0]])
 
 
 @takes("structural.permute", aten.permute.default)

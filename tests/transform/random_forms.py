@@ -23,7 +23,7 @@ from ikbo.transform.forms import (
     Sum,
     User,
 )
-from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Scaled
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Reordered, Scaled
 from ikbo.transform.scores import run
 from ikbo.transform.walk import Walk
 
@@ -174,6 +174,8 @@ class Draw:
             return torch.nn.functional.layer_norm(value, sizes, weight, bias, form.eps)
         if isinstance(form, Outer):
             return self.meaning(form.p) * self.meaning(form.q)
+        if isinstance(form, Reordered):
+            return self.meaning(form.x).index_select(form.axis, torch.tensor(form.order))
         if isinstance(form, Joined):
             value = torch.cat([self.meaning(part) for part in form.parts], -1)
             dims = f.shape(form) if form.view is None else form.view

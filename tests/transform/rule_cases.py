@@ -11,6 +11,7 @@ import torch
 
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, PerBatch, Rows, User
+from ikbo.transform.pending import Reordered
 from tests.transform.random_forms import Draw
 
 aten = torch.ops.aten
@@ -61,6 +62,20 @@ def _(d: Draw) -> Any:
     m = d.size()
     bias = d.choose.choice([None, d.const(m)])
     return x, d.const(m, size_of(x, rank)), bias
+
+
+def reordered(d: Draw, axis: int, shape: list[int]) -> Reordered:
+    """Elements of both sides, some of them twice, some never."""
+    x = d.concat(axis, shape)
+    places = range(size_of(x, axis))
+    return Reordered(x, (*d.choose.choices(places, k=4), d.choose.choice(places)))
+
+
+@takes("linear.linear", aten.linear.default)
+def _(d: Draw) -> Any:
+    rank = d.size(1, 3)
+    x = reordered(d, rank, [d.size() for _ in range(rank - 1)])
+    return x, d.const(3, 5), d.choose.choice([None, d.const(3)])
 
 
 @leaves("linear.linear", aten.linear.default)

@@ -27,7 +27,7 @@ from ikbo.transform.forms import (
     User,
 )
 from ikbo.transform.levels import two_levels
-from ikbo.transform.pending import Affine, Cross, Joined, Scaled
+from ikbo.transform.pending import Affine, Cross, Joined, Reordered, Scaled
 from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
 from ikbo.transform.split import factor
@@ -285,8 +285,8 @@ def without_gain(form: Scaled) -> Scaled:
     return replace(form, gain=Cand(torch.ones_like(form.gain.tensor), form.rows))
 
 
-def turned_parts(form: Concat) -> Concat:
-    return replace(form, parts=tuple(turned(part) for part in form.parts))
+def turned_order(form: Reordered) -> Reordered:
+    return replace(form, order=form.order[::-1])
 
 
 def other_places(forms: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -343,8 +343,9 @@ PLANTED = [
     Planted("gains.rms_norm", NORMS, after(without_gain)),
     Planted("norms.layer_norm", NORMS, after(lambda x: replace(x, eps=1.0))),
     Planted("norms.linear", NORMS, before(lambda x, w, b=None: (x, w, None))),
-    Planted("pairs.dots", "A6-dot_interaction", after(turned_parts)),
-    Planted("pairs.all_pairs", "A6-inner_products_of_pairs", after(turned_parts)),
+    Planted("pairs.dots", "A6-dot_interaction", after(turned_order)),
+    Planted("structural.cat_reordered", "A6-dot_interaction", after(turned_order)),
+    Planted("pairs.all_pairs", "A6-inner_products_of_pairs", after(turned_order)),
     Planted("pairs.outer", "A11-compressed_interaction", before(lambda x, y: (x, doubled(y)))),
     Planted(
         "pairs.spelled_outer",

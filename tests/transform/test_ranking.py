@@ -17,6 +17,7 @@ from ikbo.transform.capture import Captured, capture
 from ikbo.transform.cost import COUNTER_FORMULAS
 from ikbo.transform.forms import Merged, Sum, User
 from ikbo.transform.interpret import FactoredModel
+from ikbo.transform.pending import Reordered
 from ikbo.transform.split import factor
 from tests.transform import field_models  # noqa: F401  (adds to the tables)
 from tests.transform.random_forms import assert_same
@@ -86,7 +87,7 @@ def _holds_user(form: Any) -> bool:
         return any(map(_holds_user, form))
     if isinstance(form, Sum):
         return True
-    if isinstance(form, Merged):
+    if isinstance(form, Merged | Reordered):
         return _holds_user(form.x)
     return isinstance(form, User) or any(map(_holds_user, getattr(form, "parts", ())))
 

@@ -1,31 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users alone determine, found by numbers and not by the pass.
+"""What users alone determine, found by numbers, against what the pass claims.
 
-The captured graph is run on one request, then again with other candidates for the same users. An
-element that never changes, in no row of the batch, is user-only. `claimed` says the same of a form.
+An element that never changes with other candidates, in no row of the batch, is user-only.
+`claimed` says the same of a form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.export.graph_signature import InputKind
-from torch.fx import Node
-from torch.utils import _pytree as pytree
 
+from ikbo.testing.user_work import CANDIDATES, USERS, request_of, unchanged
 from ikbo.transform import forms as f
 from ikbo.transform.capture import Captured
 from ikbo.transform.forms import Cand, Concat, Const, Merged, PerBatch, Scores, Sum, User
-from ikbo.transform.interpret import _ASSERTIONS, FactoredModel
-from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Scaled
+from ikbo.transform.interpret import FactoredModel
+from ikbo.transform.pending import Affine, Cross, Joined, Normed, Outer, Reordered, Scaled
 from tests.transform.random_forms import Draw
-
-RESAMPLES = 6
-USERS, CANDIDATES = 5, 23
 
 
 class Provenance:
@@ -36,16 +30,11 @@ class Provenance:
     """
 
     def __init__(self, captured: Captured) -> None:
-        generator = torch.Generator().manual_seed(11)
-        self.index = torch.randint(USERS, (CANDIDATES,), generator=generator, dtype=torch.int32)
-        sizes = {"user": USERS, "candidate": CANDIDATES}
-        flat = [
-            x if role is None else x[torch.arange(sizes[role]) % len(x)]
-            for x, role in zip(captured.flat, captured.flat_roles, strict=True)
-        ]
+        flat, self.index = request_of(captured)
         factored = FactoredModel(captured, flat, self.index)
         forms = factored.walk(flat, self.index).values
-        self.found = _unchanged(captured, flat, self.index, generator)
+        same = unchanged(captured, flat, self.index)
+        self.found = {n.name: found for n, found in same.items() if n.op == "call_function"}
         self.claimed = {
             node.name: self._claimed(form)
             for node, form in forms.items()
@@ -96,49 +85,10 @@ def marked(form: Any, num_candidates: int = CANDIDATES) -> Any:
         return PerBatch(lambda n: torch.ones_like(form.make(n), dtype=torch.bool))
     if isinstance(form, Joined):
         return replace(form, parts=tuple(marked(part, num_candidates) for part in form.parts))
+    if isinstance(form, Reordered):
+        return replace(form, x=marked(form.x, num_candidates))
     if isinstance(form, Outer):
         return replace(form, p=marked(form.p, num_candidates), q=marked(form.q, num_candidates))
     assert isinstance(form, Sum | Cross | Scaled | Normed)
     sizes = [f.at(d, num_candidates) for d in f.shape(form)]
     return Cand(torch.zeros(sizes, dtype=torch.bool), form.rows)
-
-
-def _unchanged(
-    captured: Captured, flat: list[Any], index: Tensor, generator: torch.Generator
-) -> dict[str, Tensor]:
-    first, same = {}, {}
-    for run in range(RESAMPLES + 1):
-        inputs = []
-        order = torch.arange(CANDIDATES) + 1 + run
-        noise = torch.randint(1000, (CANDIDATES,), generator=generator)
-        for x, example, role in zip(flat, captured.flat, captured.flat_roles, strict=True):
-            if role == "candidate":
-                x = example[(order + noise) % len(example)]
-            inputs.append(x[index.long()] if role == "user" else x)
-        args, kwargs = captured.nest_joined(inputs)
-        for name, value in run_graph(captured, pytree.tree_leaves((args, kwargs))).items():
-            if name not in first:
-                first[name], same[name] = value, torch.ones_like(value, dtype=torch.bool)
-            equal = (value == first[name]) | (value.isnan() & first[name].isnan())
-            same[name] &= equal
-    return same
-
-
-def run_graph(captured: Captured, flat: list[Any]) -> Mapping[str, Tensor]:
-    """The tensors that the captured graph computes, by node."""
-    program, values = captured.program, {}
-    inputs = iter(flat)
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-        stored = program.state_dict.get(spec.target, program.constants.get(spec.target))
-        values[node] = next(inputs) if spec.kind is InputKind.USER_INPUT else stored
-    with torch.no_grad():
-        for node in program.graph.nodes:
-            if node.op == "call_function" and node.target not in _ASSERTIONS:
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)
-    return {
-        node.name: value
-        for node, value in values.items()
-        if isinstance(node, Node) and isinstance(value, Tensor) and node.op == "call_function"
-    }

@@ -9,11 +9,13 @@
 | `Scaled` | `x * gain + shift`, one gain for each row of the batch |
 | `Normed` | the LayerNorm of a concatenation along its axis |
 | `Outer` | every field of one concatenation times every field of another |
+| `Reordered` | parts of a concatenation, their elements in another order along its axis |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Dim, Form, Pending, Rows, User
 from ikbo.transform.origin import at_origin
-from ikbo.transform.parts import plain, together
+from ikbo.transform.parts import narrow, plain, together
 
 if TYPE_CHECKING:
     from ikbo.transform.walk import Walk
@@ -224,3 +226,59 @@ class Outer(Pending):
             reason = "products of user and candidate fields"
             values = [walk.materialise(x, reason) for x in (self.p, self.q)]
             return Cand(values[0] * values[1], self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Reordered(Pending):
+    """Elements of `x` along its axis in another order: element i is `order[i]` of `x`.
+
+    A product over that axis takes the order into its weight; then nothing is moved.
+    """
+
+    x: Concat
+    order: tuple[int, ...]
+
+    @property
+    def axis(self) -> int:
+        return self.x.axis
+
+    @property
+    def rows(self) -> Rows:  # type: ignore[override]
+        return self.x.rows
+
+    def dims(self) -> list[Dim]:
+        dims = f.shape(self.x)
+        dims[self.axis] = len(self.order)
+        return dims
+
+    def sample(self) -> Tensor:
+        return f.sample(self.x)
+
+    def settled(self, walk: Walk) -> Form:
+        """Each part in the order in which it is read, then ranges of the parts in turn."""
+        axis = self.axis
+        owners = [
+            (part, place)
+            for part, x in enumerate(self.x.parts)
+            for place in range(f.width(x, axis))
+        ]
+        chosen = [owners[i] for i in self.order]
+        pieces = []
+        values, taken = [], [0] * len(self.x.parts)
+        for part, x in enumerate(self.x.parts):
+            values.append(_in_order(walk, x, axis, [p for owner, p in chosen if owner == part]))
+        for part, run in groupby(owner for owner, _ in chosen):
+            length = len(list(run))
+            pieces.append(narrow(walk, values[part], axis, taken[part], length))
+            taken[part] += length
+        runs = [list(run) for _, run in groupby(pieces, key=lambda x: isinstance(x, User))]
+        parts = [together(walk, run, axis, self.rows) for run in runs]
+        return parts[0] if len(parts) == 1 else Concat(axis, tuple(parts), self.rows)
+
+
+def _in_order(walk: Walk, x: Any, axis: int, places: list[int]) -> Any:
+    if places == list(range(f.width(x, axis))):
+        return x
+    device = f.sample(x).device
+    picks = walk.fold(lambda: torch.tensor(places, dtype=torch.int64, device=device), "order")
+    return walk.apply(aten.index_select.default, x, axis, picks)

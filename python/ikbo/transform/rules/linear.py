@@ -12,7 +12,7 @@ import torch
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Form, Product, Sum, User
 from ikbo.transform.parts import rejoined
-from ikbo.transform.pending import Affine, Joined, Normed, Scaled
+from ikbo.transform.pending import Affine, Joined, Normed, Reordered, Scaled
 from ikbo.transform.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def is_mixed_along(x: Form, axis: int) -> bool:
     ndim = f.rank(x)
     if isinstance(concat, Joined | Normed):
         return f.normal_axis(axis, ndim) == ndim - 1
-    return isinstance(concat, Concat | Scaled) and concat.axis == f.normal_axis(axis, ndim)
+    return isinstance(concat, Concat | Reordered | Scaled) and concat.axis == f.normal_axis(
+        axis, ndim
+    )
 
 
 @rule(aten.linear.default)
@@ -43,6 +45,9 @@ def linear(walk: Walk, x: Form, weight: Form, bias: Form | None = None) -> Sum |
         return None
     if isinstance(x, Affine):
         weight, bias = _fold_affine(walk, x, weight, bias)
+        x = x.x
+    if isinstance(x, Reordered):
+        weight = _fold_order(walk, x, weight)
         x = x.x
     if not isinstance(x, Concat):
         return None
@@ -70,6 +75,17 @@ def _fold_affine(
             f"{weight.name}_shift",
         )
     return folded, bias
+
+
+def _fold_order(walk: Walk, x: Reordered, weight: Const) -> Const:
+    """A6, A11: the columns of a weight that meet each element of `x.x`, added up."""
+
+    def moved() -> torch.Tensor:
+        columns = weight.tensor.new_zeros(weight.tensor.shape[0], f.width(x.x, x.axis))
+        order = torch.tensor(x.order, device=columns.device)
+        return columns.index_add_(1, order, weight.tensor.detach())
+
+    return walk.fold(moved, f"{weight.name}_reordered")
 
 
 def _is_on(part: Any, side: type) -> bool:

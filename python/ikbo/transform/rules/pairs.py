@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ikbo.transform import forms as f
-from ikbo.transform.forms import Concat, Const, Form, Rows, Scores, User
-from ikbo.transform.parts import narrow, plain, together
-from ikbo.transform.pending import Outer
+from ikbo.transform.forms import Concat, Const, Form, Rows, Scores
+from ikbo.transform.parts import plain
+from ikbo.transform.pending import Outer, Reordered
 from ikbo.transform.rules.picks import places_in_sides, sides
 from ikbo.transform.rules.registry import rule
 
@@ -29,7 +28,7 @@ def dots(walk: Walk, x: Form, indices: Sequence[Form | None]) -> Form | None:
     """A6: dot products of chosen pairs of fields, in the model's order.
 
     before: bmm(x, x.mT)[:, rows, columns], x = cat([expand(x_u), x_c], 1)
-    after:  Concat(1, [pairs of x_u at U, pairs with x_c at B, ...])
+    after:  pairs of x_u at U, pairs with x_c at B, Reordered
     """
     if not isinstance(x, Scores) or x.steps or not _is_plain(x) or len(indices) != 3:
         return None
@@ -99,29 +98,25 @@ def _chosen(
         return None
     of_p, of_q = sides(walk, p), sides(walk, q)
     owners_p, owners_q = places_in_sides(p), places_in_sides(q)
-    blocks: dict[Pair, list[int]] = {}
     chosen = []
     for i, j in places:
         (side, row), (other, column) = owners_p[i], owners_q[j]
-        number = row * f.width(of_q[other], 2) + column
-        inside = blocks.setdefault((side, other), [])
-        chosen.append(((side, other), len(inside)))
-        inside.append(number)
-    if (0, 0) not in blocks:
+        chosen.append(((side, other), row * f.width(of_q[other], 2) + column))
+    if (0, 0) not in {block for block, _ in chosen}:
         return None
-    values = {}
-    for (side, other), inside in blocks.items():
-        grid = product(of_p[side], of_q[other])
+    values: list[Any] = []
+    where: dict[tuple[Pair, int], int] = {}
+    total = 0
+    for block in dict.fromkeys(block for block, _ in chosen):
+        grid = product(of_p[block[0]], of_q[block[1]])
         dims = f.shape(grid)
         flat = walk.apply(aten.view.default, grid, [dims[0], dims[1] * dims[2], *dims[3:]])
-        values[side, other] = _picked(walk, plain(walk, flat), inside)
-    pieces = []
-    for block, run in groupby(chosen, key=lambda pair: pair[0]):
-        numbers = [number for _, number in run]
-        pieces.append(narrow(walk, values[block], 1, numbers[0], len(numbers)))
-    runs = [list(run) for _, run in groupby(pieces, key=lambda x: isinstance(x, User))]
-    parts = [together(walk, run, 1, Rows()) for run in runs]
-    return parts[0] if len(parts) == 1 else Concat(1, tuple(parts), Rows())
+        numbers = sorted({number for owner, number in chosen if owner == block})
+        values.append(plain(walk, _picked(walk, plain(walk, flat), numbers)))
+        where |= {(block, number): total + at for at, number in enumerate(numbers)}
+        total += len(numbers)
+    whole = Concat(1, tuple(values), Rows())
+    return Reordered(whole, tuple(where[pair] for pair in chosen))
 
 
 def _picked(walk: Walk, x: Any, numbers: list[int]) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ikbo.transform import forms as f
 from ikbo.transform.forms import Cand, Concat, Const, Form, Merged, Rows, Size, Sum, User
 from ikbo.transform.parts import rejoined
-from ikbo.transform.pending import Scaled
+from ikbo.transform.pending import Reordered, Scaled
 from ikbo.transform.rules.linear import swapped
 from ikbo.transform.rules.registry import rule
 
@@ -21,6 +21,28 @@ if TYPE_CHECKING:
     from ikbo.transform.walk import Walk
 
 aten = torch.ops.aten
+
+
+@rule(aten.cat.default, first=True)
+def cat_reordered(walk: Walk, tensors: Sequence[Form], dim: int = 0) -> Reordered | None:
+    """A6, A11: before: cat([Reordered(x, order), y], 1); after: Reordered(cat([x, y], 1), ...)."""
+    axis = f.normal_axis(dim, f.rank(tensors[0]))
+    if not any(isinstance(x, Reordered) and x.axis == axis for x in tensors):
+        return None
+    inside: list[Form] = []
+    order: list[int] = []
+    start = 0
+    for x in tensors:
+        if isinstance(x, Reordered) and x.axis == axis:
+            inside.append(x.x)
+            order += [start + place for place in x.order]
+        else:
+            inside.append(x)
+            order += range(start, start + f.width(x, axis))
+        start += f.width(inside[-1], axis)
+    whole = walk.apply(aten.cat.default, inside, axis)
+    is_concat = isinstance(whole, Concat) and whole.axis == axis
+    return Reordered(whole, tuple(order)) if is_concat else None
 
 
 @rule(aten.cat.default)
@@ -93,6 +115,9 @@ def permute(walk: Walk, x: Form, dims: Sequence[int]) -> Form | None:
         return Concat(order.index(x.axis), parts, _moved(x.rows, order))
     if isinstance(x, Merged):
         return _permuted_merged(walk, x, order)
+    if isinstance(x, Reordered):
+        moved = walk.apply(aten.permute.default, x.x, dims)
+        return replace(x, x=moved) if isinstance(moved, Concat) else None
     if isinstance(x, Scaled):
         inside, gain = (walk.apply(aten.permute.default, y, dims) for y in (x.x, x.gain))
         return replace(x, x=inside, gain=gain) if isinstance(inside, Concat) else None

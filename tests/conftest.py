@@ -43,14 +43,11 @@ def _write(recipe: Recipe, path: Path) -> Path:
 SHARING_PACKAGES = ("e2e", "runtime", "server")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Where tests are spread over processes, those of a file, or of packages, stay together."""
-    tests = Path(__file__).parent
-    for item in items:
-        place = item.path.relative_to(tests)
-        together = "packages" if place.parts[0] in SHARING_PACKAGES else str(place)
-        item.add_marker(pytest.mark.xdist_group(together))
+    place = item.path.relative_to(Path(__file__).parent)
+    together = "packages" if place.parts[0] in SHARING_PACKAGES else str(place)
+    item.add_marker(pytest.mark.xdist_group(together))
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ ROW: dict[str, Any] = {
 
 
 def row(name: str, flops: tuple[Formula, Formula], moved: tuple[Formula, Formula]) -> Row:
-    return Row(name, name, "", "B", (), (), *flops, *moved, ())
+    return Row(name, name, "", "B", (), (), *flops, *moved, (), ())
 
 
 def spec() -> Spec:

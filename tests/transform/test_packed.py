@@ -95,7 +95,7 @@ def test_columns_are_in_the_spec_and_in_the_manifest(sides: TransformedModule) -
     columns = {"x.user": list(USER), "x.cand": list(CAND)}
     assert json.loads(sides.spec.to_json())["columns"] == columns
     assert Spec.from_json(sides.spec.to_json()) == sides.spec
-    served = from_transformed(sides, None, None)
+    served = from_transformed(sides, None, None, both_forms=False)
     assert served.spec["columns"] == columns
     assert {name: tuple(x.shape[1:]) for name, x in served.examples.items()} == {
         "x.user": (3,), "x.cand": (3,), "cand_to_user": (),
@@ -215,7 +215,7 @@ def test_several_rows_per_candidate(users: Any, shapes: Any) -> None:
     module = ikbo.transform(
         Rows(), (EVENTS, ITEM), users, row_counts={"events": 3}, max_users=8, max_candidates=64
     )
-    served = from_transformed(module, None, None)
+    served = from_transformed(module, None, None, both_forms=False)
     assert {n: tuple(x.shape[1:]) for n, x in served.examples.items()} == shapes | {
         "cand_to_user": ()
     }

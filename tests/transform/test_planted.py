@@ -35,7 +35,6 @@ from ikbo.transform.verify import verify
 from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
 from tests.transform.ranking_models import BLOCKS
-from tests.transform.test_ranking import made
 from tests.transform.test_rules import find, name_of
 
 aten = torch.ops.aten
@@ -126,7 +125,8 @@ def one_head() -> Ranker:
 @cache
 def captured(name: str) -> tuple[Any, Captured]:
     if name in BLOCKS:
-        return made(name).block, made(name).captured
+        block = BLOCKS[name]()
+        return block, capture(block.model, block.inputs, block.users)
     make = {"sink": sink, "one_head": one_head}.get(name) or (MODELS | MIXED)[name]
     ranker = make()
     return ranker, capture(ranker.model, ranker.inputs, ranker.users)

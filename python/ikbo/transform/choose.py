@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from ikbo.transform import estimate
+from ikbo.transform import cost, estimate
 from ikbo.transform.capture import Captured
+from ikbo.transform.cost import Formula
 from ikbo.transform.device_costs import DeviceCosts
 from ikbo.transform.estimate import Piece
 from ikbo.transform.spec_build import batch_symbols, by_origin, is_operator
@@ -128,6 +129,9 @@ class Forms:
     def _pieces(self, node: Node, symbols: dict[Any, str]) -> list[Piece]:
         return estimate.pieces_of(node, symbols, self._costs, in_package=self._in_package)
 
+    def _repeated(self, written: Formula) -> Piece:
+        return estimate.repeated(written, self._costs, in_package=self._in_package)
+
     def transformed(self, num_users: int, num_candidates: int) -> float:
         """Seconds of the transformed model."""
         return sum(estimate.total(p, num_users, num_candidates) for p in self.after.values())
@@ -137,7 +141,7 @@ class Forms:
         sizes = (num_users, num_candidates)
         captured = self._captured
         repeats = [
-            estimate.repeated(x, self._costs, in_package=self._in_package)
+            self._repeated(Formula({(0, 1): float(x[0].nbytes)}))
             for x, role in zip(captured.flat, captured.flat_roles, strict=True)
             if role == "user"
         ]
@@ -194,8 +198,8 @@ class Forms:
                 if not self.after.get(operand.name):
                     found += self.before[operand.name]
             elif operand.name in self._at_users:
-                value = operand.meta["val"]
-                found.append(estimate.repeated(value, self._costs, in_package=self._in_package))
+                written = cost.bytes_of(operand.meta["val"], {self._captured.batch: "B"})
+                found.append(self._repeated(written))
             elif not self.before[operand.name] or operand.target.is_view:
                 waiting += operand.all_input_nodes
         return found

@@ -113,9 +113,7 @@ def _first(value: Any) -> Tensor:
     return next(x for x in values if isinstance(x, Tensor))
 
 
-def repeated(x: Tensor, costs: DeviceCosts, *, in_package: bool) -> Piece:
-    """The kernel that repeats an input's rows of users, one for each candidate."""
-    row = math.prod(x.shape[1:]) * x.element_size()
+def repeated(written: Formula, costs: DeviceCosts, *, in_package: bool) -> Piece:
+    """The kernel that repeats rows of users, one for each candidate: so many bytes of them."""
     launch = (costs.package_kernel_us if in_package else costs.op_us) / 1e6
-    written = Formula({(0, 1): float(row)})
     return Piece(cost.ZERO, 1.0, written, costs.gather_bytes_per_s, launch)

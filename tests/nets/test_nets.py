@@ -94,6 +94,15 @@ def calls(name: str, *targets: Any) -> list[list[Any]]:
     return list(seen.arguments.values())
 
 
+def exported_calls(name: str, target: Any) -> list[Any]:
+    """The arguments of an operator's calls in the transformed program."""
+    user, item, index = requests(name)
+    with quiet():
+        walk = made(name).factored
+        program = torch.export.export(walk, (user, item), {"cand_to_user": index})
+    return [node.args for node in program.graph.nodes if node.target is target]
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_forms_agree(name: str) -> None:
     it = made(name)
@@ -151,22 +160,15 @@ def test_narrow_parts_are_copied_into_one() -> None:
 def test_causal_rows_of_users_stay_causal() -> None:
     """In the last layer these rows are not read."""
     sdpa = aten.scaled_dot_product_attention.default
-    with quiet():
-        walk = made("llm_scale").factored
-        user, item, index = requests("llm_scale")
-        found = [
-            node.args
-            for node in torch.export.export(walk, (user, item), {"cand_to_user": index}).graph.nodes
-            if node.target is sdpa
-        ]
+    found = exported_calls("llm_scale", sdpa)
     assert [args[3:] for args in found] == [(None, 0.0, True)]
 
 
 def test_fields_that_the_net_transposes_are_compressed_in_place() -> None:
     """Wukong's first layer: the product whose transpose `bmm` reads is one `ikbo::lce`, and so are
     the compression and the residual, which is added to a value of the candidate."""
-    [found] = calls("wukong", torch.ops.ikbo.lce.default)
-    assert sorted(args[2].shape[0] for args in found) == [3, 4, 8]
+    found = exported_calls("wukong", torch.ops.ikbo.lce.default)
+    assert sorted(args[2].meta["val"].shape[0] for args in found) == [3, 4, 8]
 
 
 def test_transposed_embeddings_of_users_are_copied_before_a_compression() -> None:

@@ -52,7 +52,7 @@ fuzz: env  ## the fuzz targets, ten minutes each; FUZZ_SECONDS=N for another tim
 test-python: setup  ## Python tests
 	@tools/setup.sh sanitize-replay
 	@printf '\n== Python tests\n'
-	OMP_NUM_THREADS=$$(( ($$(nproc) + 1) / 2 )) $(PY) -m pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=$$(( ($$(nproc) + 1) / 2 )) $(PY) -m pytest -q -n 2 --dist loadfile
 
 test-gpu:  ## tests of the CUDA kernels, on a machine with an H100 or H200
 	@tools/test_gpu.sh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that several tests share; each is compiled once per session."""
+"""Packages that several tests share; each is compiled once per process."""
 
 from __future__ import annotations
 
@@ -37,17 +37,6 @@ def _write(recipe: Recipe, path: Path) -> Path:
         version="7",
     )
     return path
-
-
-# Folders whose tests share the packages below.
-SHARING_PACKAGES = ("e2e", "runtime", "server")
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where tests are spread over processes, those of a file, or of packages, stay together."""
-    place = item.path.relative_to(Path(__file__).parent)
-    together = "packages" if place.parts[0] in SHARING_PACKAGES else str(place)
-    item.add_marker(pytest.mark.xdist_group(together))
 
 
 @pytest.fixture(scope="session")

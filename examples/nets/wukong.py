@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,23 +91,36 @@ class Wukong(Ranker):
 
 
 class FirstLayer(Layer):
-    """`Layer` over rows of both sides."""
+    """`Layer` over rows of both sides; its three layers over the fields are one, read once."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config.k_user + config.k_cand, config)
         c = config
+        super().__init__(c.k_user + c.k_cand, c)
+        self.parts = [c.rank, c.lcb, c.fm + c.lcb]
+        del self.fields, self.compress, self.residual
+        self.rows = ikbo.nn.LinearCompression(c.k_user, c.k_cand, sum(self.parts))
+        self.register_load_state_dict_pre_hook(self._join)
 
-        def lce(m: int, *, bias: bool) -> nn.Module:
-            return ikbo.nn.LinearCompression(c.k_user, c.k_cand, m, bias=bias)
-
-        self.fields, self.compress = lce(c.rank, bias=False), lce(c.lcb, bias=True)
-        self.residual = lce(c.fm + c.lcb, bias=False)
+    @staticmethod
+    def _join(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Makes the weights of a plain `Layer` those of the one layer."""
+        names = [f"{prefix}{name}." for name in ("fields", "compress", "residual")]
+        weights = [state.pop(f"{name}weight") for name in names]
+        biases = [
+            state.pop(f"{name}bias", w.new_zeros(len(w)))
+            for name, w in zip(names, weights, strict=True)
+        ]
+        state |= {
+            f"{prefix}rows.weight": torch.cat(weights),
+            f"{prefix}rows.bias": torch.cat(biases),
+        }
 
     def forward(self, x_user: Tensor, x_cand: Tensor, cand_to_user: Tensor) -> Tensor:
-        x = x_user, x_cand, cand_to_user
-        summed = self.fields(*x).transpose(1, 2)
+        rows = self.rows(x_user, x_cand, cand_to_user)
+        summed, compressed, residual = rows.split(self.parts, dim=1)
+        summed = summed.transpose(1, 2)
         products = [ikbo.bmm(x_user, summed, cand_to_user), torch.bmm(x_cand, summed)]
-        return self.joined(torch.cat(products, dim=1), self.compress(*x), self.residual(*x))
+        return self.joined(torch.cat(products, dim=1), compressed, residual)
 
 
 class WukongAdopted(Wukong):

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from ikbo.transform.device_costs import DeviceCosts
 
-# A product and an element-wise operator of a size that ranking models have: activations of some
-# hundred candidates, which a CPU holds in its caches.
-_ROWS, _WIDTH = {"cpu": 1024, "cuda": 16384}, 512
+# An element-wise operator and a product `[rows, width] x [width, width]` of a size that ranking
+# models have: activations of some hundred candidates, which a CPU holds in its caches and a GPU
+# does not.
+_ROWS, _WIDTH = {"cpu": 1024, "cuda": 65536}, 512
+_PRODUCT = {"cpu": (256, 512), "cuda": (8192, 2048)}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SMALL = 8
 _CALLS = 20  # of a small operator, timed together
@@ -88,15 +90,15 @@ class _Measurement:
     def _products(self) -> tuple[dict[str, float], dict[str, float]]:
         """FLOP/s of torch's products and of ikbo's, by element type."""
         found: tuple[dict[str, float], dict[str, float]] = ({}, {})
-        rows = self.rows // 4
+        rows, width = _PRODUCT[self.device]
         index = torch.zeros(rows, dtype=torch.int32, device=self.device)
         linear = torch.ops.ikbo.linear.default
         for dtype in _DTYPES:
             has_own = dtype != torch.float64 or self.device == "cpu"
-            x = torch.rand(rows, _WIDTH, device=self.device).to(dtype)
-            w = torch.rand(_WIDTH, _WIDTH, device=self.device).to(dtype)
+            x = torch.rand(rows, width, device=self.device).to(dtype)
+            w = torch.rand(width, width, device=self.device).to(dtype)
             name = str(dtype).removeprefix("torch.")
-            work = 2.0 * rows * _WIDTH**2
+            work = 2.0 * rows * width**2
             found[0][name] = work / self._of(f"products in {name}", partial(torch.mm, x, w))
             if has_own:
                 own = partial(linear, x[:1], x, w, w, None, index)

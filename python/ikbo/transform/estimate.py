@@ -25,7 +25,7 @@ from ikbo.transform.rowwise import is_pointwise
 ops = torch.ops.ikbo
 
 # Operators of which the user's product is added to the candidate's behind both: one more pass that
-# reads both and writes the result.
+# reads both and writes the result. Our kernels for GPUs add it where they have the sums.
 _ADDED_UP = (ops.linear, ops.lce)
 # Operators that read a user's matrix again for each candidate.
 _READ_BY_INDEX = (ops.bmm, ops.target_attention)
@@ -75,7 +75,7 @@ def pieces_of(
     bytes_per_s = costs.gather_bytes_per_s if is_expand else costs.bytes_per_s
     found = [Piece(flops, rate, moved, bytes_per_s, launch)]
     packet = target.overloadpacket
-    if packet in _ADDED_UP:
+    if packet in _ADDED_UP and not (is_own and costs.device == "cuda"):
         result = cost.bytes_of(_first(value), symbols)
         parts_us = costs.package_product_us + costs.package_kernel_us
         fixed = parts_us / 1e6 if in_package else 0.0

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times what lce_sm90 chose against what it could have chosen, on an H200: the kernel with other
-// tiles, pipelines and stages, compiled from the same sources. Prints a line of JSON a case; called
-// by bench_lce_choices.py. Each alternative is compared with the chosen form first.
+// tiles, pipelines and stages, compiled from the same sources, and with the changes that
+// lce_designs.patch makes to a copy of them. Prints a line of JSON a case; called by
+// bench_lce_choices.py. Each alternative is compared with the chosen form first.
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
@@ -28,7 +29,7 @@ using lce_impl::Sm90Traits;
 using lce_impl::Stage;
 using lce_impl::StageLaunch;
 
-constexpr int kRounds = 60;
+constexpr int kRounds = 120;
 constexpr int kUntimedRounds = 10;
 constexpr std::size_t kFlushedBytes = std::size_t{256} << 20;
 
@@ -177,6 +178,16 @@ constexpr int kChosenTile = 224;
 template <int kConsumers>
 using Candidate = Sm90Traits<__half, kChosenTile, kConsumers, Stage::kCandidate, 1>;
 
+// The candidate stage in clusters whose CTAs share the weight tile by multicast, with 216 columns
+// for the second half of 433, or with one consumer behind the other (all in lce_designs.patch).
+// With the defaults it is the kernel as it is.
+template <int kClusterT = 1, bool kNarrowsT = false, int kLagT = 0>
+struct OtherDesign : Candidate<2> {
+  static constexpr int kCluster = kClusterT;
+  static constexpr bool kNarrows = kNarrowsT;
+  static constexpr int kLag = kLagT;
+};
+
 // The user stage as it is, then the candidate stage of `Traits`.
 template <typename Traits>
 Form stage_form(Problem& problem, const std::string& name, const LceConfig& config,
@@ -214,7 +225,10 @@ std::vector<Form> pipeline_forms(Problem& problem, const LceConfig& chosen) {
   forms.push_back(stage_form<OtherPipeline<Chosen, Chosen::kNumStages, 2>>(
       problem, "2 blocks pending", chosen));
   forms.push_back(stage_form<Candidate<1>>(problem, "1 consumer", chosen));
-  forms.push_back(stage_form<Chosen>(problem, "stages one after the other", chosen, false));
+  forms.push_back(stage_form<OtherDesign<>>(problem, "stages one after the other", chosen, false));
+  forms.push_back(stage_form<OtherDesign<2>>(problem, "clusters of 2", chosen));
+  forms.push_back(stage_form<OtherDesign<1, true>>(problem, "216 columns", chosen));
+  forms.push_back(stage_form<OtherDesign<1, false, 3>>(problem, "3 blocks apart", chosen));
   forms.push_back(plain_form(problem, "lce_mma",
                              lce_impl::select_generic_config(problem.params, problem.limits)));
   forms.back().has_same_sums = false;
@@ -252,7 +266,7 @@ void compare(const Problem& problem, const std::vector<Form>& forms) {
   }
 }
 
-// Median ms of each form, interleaved, each with a cold L2.
+// Median ms of each form, in another random order each round, each with a cold L2.
 std::vector<double> time_forms(const std::vector<Form>& forms) {
   const DeviceBuffer flushed = allocate(kFlushedBytes);
   cudaEvent_t begin;
@@ -260,8 +274,12 @@ std::vector<double> time_forms(const std::vector<Form>& forms) {
   check(cudaEventCreate(&begin));
   check(cudaEventCreate(&end));
   std::vector<std::vector<float>> times(forms.size());
+  std::vector<std::size_t> order(forms.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937 random(0);
   for (int round = 0; round < kUntimedRounds + kRounds; ++round) {
-    for (std::size_t f = 0; f < forms.size(); ++f) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t f : order) {
       check(cudaMemsetAsync(flushed.get(), round, kFlushedBytes));
       check(cudaEventRecord(begin));
       forms[f].launch(nullptr);

@@ -21,7 +21,12 @@ from ikbo.testing.bench_results import ResultFile
 from ikbo.testing.bench_sources import with_includes
 
 SOURCES = with_includes(
-    ["bench/bench_lce_choices.py", "bench/lce_choices.cu", "src/kernels/lce/**/*"]
+    [
+        "bench/bench_lce_choices.py",
+        "bench/lce_choices.cu",
+        "bench/lce_designs.patch",
+        "src/kernels/lce/**/*",
+    ]
 )
 
 

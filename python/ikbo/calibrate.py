@@ -57,12 +57,12 @@ class _Measurement:
         self.rows = _ROWS[device]
 
     def costs(self) -> DeviceCosts:
-        x = torch.rand(self.rows, _WIDTH, device=self.device)
+        x, y = torch.rand(2, self.rows, _WIDTH, device=self.device)
         index = torch.arange(self.rows, dtype=torch.int32, device=self.device) // 64
         small = torch.rand(_SMALL, _SMALL, device=self.device)
         picks = torch.zeros(_SMALL, dtype=torch.int32, device=self.device)
         flops, own_flops = self._products()
-        copied = self._of("element-wise traffic", lambda: torch.add(x, x))
+        copied = self._of("element-wise traffic", lambda: torch.add(x, y))
         gathered = self._of("rows read by index", lambda: torch.ops.ikbo.expand(x, index))
         is_cpu = self.device == "cpu"
         linear = torch.ops.ikbo.linear.default

@@ -6,11 +6,12 @@ usage: python -m bench.bench_end_to_end [--device cuda] [--nets a,b] [--ratios 1
 Nets and sizes: examples/nets, the full sizes in fp16 on a GPU, small ones in fp32 on the CPU. Cases
 name a net and the candidates of each user (ratio). All take users once, with one index:
 
-ours                the unmodified net by `ikbo.transform`, as an AOTInductor package
-ours_adopted        the net written with `ikbo.nn`, as such a package
-replicated_aoti     the unmodified net, its user inputs repeated inside the graph, such a package
-replicated_compile  the same by `torch.compile`
-net_split_aoti      split by hand: user side once, its results repeated; such a package
+ours                   the unmodified net by `ikbo.transform`, as an AOTInductor package
+ours_adopted           the net written with `ikbo.nn`, as such a package
+replicated_aoti        the unmodified net, its user inputs repeated inside the graph, such a package
+replicated_compile     the same by `torch.compile`
+net_split_aoti         split by hand: user side once, its results repeated; such a package
+public_pieces_compile  decomposed by hand into PyTorch's operators, by `torch.compile`; late_ranking
 
 All have the same weights, ranges and Inductor options, and take turns in one process; on a GPU
 with a cold L2, and once more as CUDA graphs (`replayed`). Each is first compared with the
@@ -44,7 +45,7 @@ from torch import Tensor
 from bench.end_to_end_training import training_rows
 from examples.nets import NETS
 from examples.nets import contestants as forms
-from examples.nets.net import Config, Inputs, Ranker, Replicated, make_inputs
+from examples.nets.net import Config, Inputs, make_inputs
 from ikbo import _inductor
 from ikbo._manifest import read_manifest
 from ikbo.testing import bench, bench_cuda
@@ -139,8 +140,8 @@ def build(device: Device, net: str, contestant: str, threads: int) -> float:
     config = device.config(net)
     path = path_of(device, net, contestant)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if contestant == "replicated_compile":
-        call = compiled(device, forms.plain_net(net, config, device.dtype, device.name))
+    if contestant in forms.COMPILED:
+        call = compiled(device, net, contestant)
         for ratio in RATIOS:
             call(Case(device, net, ratio).inputs())
         path.touch()
@@ -154,8 +155,12 @@ def build_all(
     device: Device, nets: Sequence[str], workers: int, threads: int
 ) -> dict[tuple[str, str], str]:
     """Builds what is missing; (net, contestant) to the reason of what cannot be built."""
-    names = (*PACKAGED, "replicated_compile") if device.is_gpu else PACKAGED
-    missing = [(n, c) for n in nets for c in names if not path_of(device, n, c).exists()]
+    missing = [
+        (net, name)
+        for net in nets
+        for name in (*PACKAGED, *(forms.compiled_forms(net) if device.is_gpu else ()))
+        if not path_of(device, net, name).exists()
+    ]
     failed = {}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -174,14 +179,15 @@ Call = Callable[[Batch], Tensor]
 Contestant = Callable[[], Tensor] | str  # a string says why it does not run
 
 
-def compiled(device: Device, plain: Ranker) -> Call:
+def compiled(device: Device, net: str, contestant: str) -> Call:
     """`torch.compile` with the options of a package."""
+    form = forms.form_of(net, contestant, device.config(net), device.dtype, device.name)
     options = {
         key: value
         for key, value in _inductor.compile_options(device.name).items()
         if not key.startswith("aot_inductor.")
     }
-    call = torch.compile(Replicated(plain), dynamic=True, options=options)
+    call = torch.compile(form, dynamic=True, options=options)
 
     @torch.no_grad()
     def run(inputs: Batch) -> Tensor:
@@ -240,10 +246,9 @@ class Measured:
         self.calls: dict[str, Call | str] = {}
         for name in PACKAGED:
             self.calls[name] = failed.get(name) or loaded(path_of(device, net, name))
-        config = device.config(net)
-        plain = forms.plain_net(net, config, device.dtype, device.name)
-        self.calls["replicated_compile"] = compiled(device, plain)
-        self.exact = forms.plain_net(net, config, torch.float32, device.name)
+        for name in forms.compiled_forms(net):
+            self.calls[name] = failed.get(name) or compiled(device, net, name)
+        self.exact = forms.plain_net(net, device.config(net), torch.float32, device.name)
         manifest = read_manifest(path_of(device, net, "ours"))
         self.spec = Spec.from_json(json.dumps(manifest.spec))
 
@@ -327,7 +332,7 @@ def step_times(device: Device, steps: dict[str, Callable[[], None]]) -> dict[str
 
 _HEAD = (
     "net, ratio (U, B)", "ours", "adopted", "repeated, AOTI", "repeated, compile", "split, AOTI",
-    "over repeated", "over split", "predicted", "reached",
+    "by hand", "over repeated", "over split", "predicted", "reached",
 )  # fmt: skip
 
 
@@ -349,7 +354,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             (
                 f"{case['net']}, {case['ratio']} ({case['U']}, {case['B']})",
-                *(shown(x) for x in (ours, row["ours_adopted"], *times)),
+                *(shown(x) for x in (ours, row["ours_adopted"], *times, peers.get(forms.PIECES))),
                 *(shown(x, "{:.2f}x") for x in (*ratios, row["predicted"])),
                 shown(row.get("share"), "{:.0%}"),
             )

@@ -16,12 +16,15 @@ from examples.nets.net import Config, Ranker
 
 @dataclass(frozen=True)
 class Net:
-    """A net, unmodified and adopted, and its sizes: the field's, and one for a CPU."""
+    """A net, unmodified and adopted, and its sizes: the field's, and one for a CPU; `pieces` is the
+    net decomposed by hand into PyTorch's operators.
+    """
 
     plain: Callable[[Any], Ranker]
     adopted: Callable[[Any], nn.Module]
     full: Config
     small: Config
+    pieces: Callable[[Any], Ranker] | None = None
 
     def build(self, config: Config, seed: int = 0) -> tuple[Ranker, nn.Module]:
         """Both forms in eval mode with the same weights."""
@@ -45,6 +48,7 @@ NETS = {
         late_ranking.LateRankingAdopted,
         late_ranking.FULL,
         late_ranking.SMALL,
+        late_ranking.LateRankingPieces,
     ),
     "wukong": Net(wukong.Wukong, wukong.WukongAdopted, wukong.FULL, wukong.SMALL),
     "llm_scale": Net(

@@ -14,6 +14,7 @@ from examples.nets.net import Config, Inputs, Ranker, Replicated, Split, make_in
 
 OURS = ("ours", "ours_adopted")
 PEERS = ("replicated_aoti", "net_split_aoti")
+REPLICATED, PIECES = COMPILED = ("replicated_compile", "public_pieces_compile")
 MIN_USERS = 2
 # Rows that the transformation is verified on, and packages are checked with.
 EXAMPLES = 64
@@ -51,7 +52,18 @@ def form_of(
         adopted = NETS[name].build(config)[1]
         return adopted.to(device=device, dtype=dtype)
     net = plain_net(name, config, dtype, device)
+    if contestant == PIECES:
+        pieces = NETS[name].pieces
+        assert pieces is not None, f"{name} has no such form"
+        by_hand = pieces(config).to(device=device, dtype=dtype)
+        by_hand.load_state_dict(net.state_dict())
+        return by_hand.eval()
     return (Split(net) if contestant == "net_split_aoti" else Replicated(net)).eval()
+
+
+def compiled_forms(name: str) -> tuple[str, ...]:
+    """Those of `COMPILED` that a net has."""
+    return COMPILED if NETS[name].pieces else (REPLICATED,)
 
 
 def package(

@@ -178,3 +178,30 @@ class LateRankingAdopted(LateRanking):
         second = self.compress_again(side["summaries"], [mixed, seen], cand_to_user)
         x = side["profile"], self.dot_products(seen, second), cand_to_user
         return self.top(self.expert_first(*x), self.gates(*x))
+
+
+class LateRankingPieces(LateRanking):
+    """The same decomposed by hand, of PyTorch's operators alone: a layer over both sides is two
+    products and a sum, and the candidates of a user are one long query. They must be neighbours,
+    as many for each user."""
+
+    def forward(self, user: Inputs, item: Inputs, cand_to_user: Tensor) -> Tensor:
+        c, side = self.config, self.user_side(user)
+
+        def decomposed(layer: nn.Module, x_user: Tensor, x_cand: Tensor) -> Tensor:
+            w_user, w_cand = layer.weight.split([x_user.shape[1], x_cand.shape[1]], dim=1)
+            if x_cand.dim() == 2:
+                at_users = functional.linear(x_user, w_user, layer.bias)
+                return at_users[cand_to_user] + functional.linear(x_cand, w_cand)
+            at_users = w_user @ x_user + layer.bias[:, None]
+            return at_users[cand_to_user] + w_cand @ x_cand
+
+        mixed = decomposed(self.compress, side["fields"], item["fields"])
+        queries = mixed[:, : c.queries].reshape(len(side["key"]), -1, c.width)
+        seen = self.attention.attend(queries, side["key"], side["value"])
+        seen = seen.reshape(-1, c.queries, c.width)
+        rows = torch.cat([mixed, seen], dim=1)
+        second = decomposed(self.compress_again, side["summaries"], rows)
+        dots = self.dot_products(seen, second)
+        hidden = torch.relu(decomposed(self.expert_first, side["profile"], dots))
+        return self.top(hidden, decomposed(self.gates, side["profile"], dots))

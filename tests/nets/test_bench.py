@@ -59,8 +59,10 @@ def test_lines_and_tables_show_what_ran() -> None:
     assert "net_split_aoti OutOfMemoryError: no" in script.line_of(failed)
     head, _, first, second = script.table_of([ROW, failed]).splitlines()
     assert head.startswith("| net, ratio (U, B) | ours |")
-    assert first == ("| wukong, 10 (2, 20) | 2 | 2.5 | 9 | 8 | 3 | 4.00x | 1.50x | 5.00x | 80% |")
-    assert second.split(" | ")[5:8] == ["-", "-", "-"]
+    assert first == (
+        "| wukong, 10 (2, 20) | 2 | 2.5 | 9 | 8 | 3 | - | 4.00x | 1.50x | 5.00x | 80% |"
+    )
+    assert second.split(" | ")[5:9] == ["-", "-", "-", "-"]
 
 
 def test_other_nets_and_ratios_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ikbo
 from examples.nets import NETS, Net
-from examples.nets.contestants import limits_of, users_at
+from examples.nets.contestants import PIECES, form_of, limits_of, users_at
 from examples.nets.net import Config, Inputs, Ranker, Replicated, Split, make_inputs
 from ikbo import _inductor
 from ikbo._torch_warnings import quiet
@@ -113,6 +113,19 @@ def test_forms_agree(name: str) -> None:
         for module in (Replicated(it.plain), Split(it.plain), it.adopted):
             torch.testing.assert_close(module(user, item, index), expected)
         torch.testing.assert_close(it.factored(user, item, cand_to_user=index), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in NETS if NETS[name].pieces])
+def test_decomposed_by_hand_agrees(name: str) -> None:
+    """For neighbours, as many for each user."""
+    user, item, _ = requests(name)
+    index = torch.arange(12, dtype=torch.int32) // 3
+    config, plain = config_of(name), made(name).plain
+    by_hand = form_of(name, PIECES, config, torch.float64, "cpu")
+    by_hand.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        expected = Replicated(plain)(user, item, index)
+        torch.testing.assert_close(by_hand(user, item, index), expected)
 
 
 def test_transformed() -> None:

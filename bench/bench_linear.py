@@ -9,6 +9,7 @@ holds the times of plain calls, launches by the host included. Peers:
 baseline          gather, concat, one GEMM with bias, activation, as users write it
 decomposed        two GEMMs, gather, add, activation
 padded            the same with K padded to a multiple of 8 by the caller, padding not charged
+parts             two GEMMs that write fp32, the rest compiled: what a package has (long K, 16 bits)
 cand_gemm_padded  its candidate GEMM alone: less work than the operator
 
 Each row is checked against an fp32 reference before it is timed; a contestant that fails says why.
@@ -59,6 +60,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+LONG = 1024  # K_cand from which `parts` runs
+
+
 @dataclass(frozen=True)
 class Case:
     B: int
@@ -93,6 +97,8 @@ def cases() -> list[Case]:
     grid += [
         Case(256, 64, 256, 4096, 4096, "bfloat16", "silu"),
         Case(1024, 64, 1024, 4096, 4096, "bfloat16", "relu"),
+        Case(1050, 70, 3072, 512, 8128),
+        Case(2000, 70, 1024, 512, 16384),
         Case(32, 32, 64, 64, 64, "bfloat16", "none"),
         Case(65536, 512, 64, 130, 66, "bfloat16", "relu"),
         Case(100_000, 100, 16, 512, 866, "float16", "sigmoid"),
@@ -102,6 +108,26 @@ def cases() -> list[Case]:
         Case(16384, 70, 256, 512, 256, "float32", "relu"),
     ]
     return list(dict.fromkeys(grid))
+
+
+def parts_of(
+    x_user: torch.Tensor,
+    x_cand: torch.Tensor,
+    w_user: torch.Tensor,
+    w_cand: torch.Tensor,
+    bias: torch.Tensor,
+    index: torch.Tensor,
+    act: Callable[[torch.Tensor], torch.Tensor],
+) -> Contestant:
+    @torch.compile(dynamic=False)
+    def joined(user: torch.Tensor, cand: torch.Tensor) -> torch.Tensor:
+        return act((user + bias).index_select(0, index) + cand).to(x_cand.dtype)
+
+    def run() -> torch.Tensor:
+        products = [(x_user, w_user), (x_cand, w_cand)]
+        return joined(*(torch.mm(x, w.T, out_dtype=torch.float32) for x, w in products))
+
+    return run
 
 
 def measure(case: Case, limits: Limits, rounds: int) -> dict[str, Any]:
@@ -135,6 +161,8 @@ def measure(case: Case, limits: Limits, rounds: int) -> dict[str, Any]:
         "padded": lambda: split(x, w),
         "cand_gemm_padded": lambda: x[1] @ w[1].T,
     }
+    if case.K_cand >= LONG and dtype != torch.float32:
+        contestants["parts"] = parts_of(x_user, x_cand, w_user, w_cand, bias, index, act)
     user_part = torch.addmm(bias.float(), x_user.float(), w_user.float().T)
     reference = act(x_cand.float() @ w_cand.float().T + user_part.index_select(0, index))
     contestants = checked(contestants, reference, unchecked=["cand_gemm_padded"])

@@ -16,8 +16,8 @@ every candidate.
 
 Why the plain form of `linear` on the CPU: weights are constants of a package, so Inductor prepacks
 them for oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it
-(`inside: package`) with our kernel. In 16 bits it would round each GEMM's result; our kernel sums
-in fp32 and rounds once.
+(`inside: package`) with our kernel. In 16 bits it would round each GEMM's result there; our kernel
+sums in fp32 and rounds once. On a GPU a GEMM of 16 bits can write fp32: parts then round once, too.
 
 `lce` stays whole on the CPU. As one GEMM over B x N rows it would need its candidates transposed, a
 temporary of their size. Above 32 MiB glibc maps that anew at each run, with a page fault for every
@@ -50,6 +50,8 @@ _IN_PARTS = {
     ("linear", "cuda"): (torch.float32,),
     ("lce", "cuda"): (torch.float32,),
 }
+# On a GPU in 16 bits, `linear` with as many columns and rows of `w_cand`, too: linear-h200.json.
+_LONG, _WIDE = 4096, 1024
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -128,10 +130,15 @@ def lower_operators(program: ExportedProgram) -> ExportedProgram:
     return program.run_decompositions(table)
 
 
-def is_lowered(operator: Any, like: Tensor) -> bool:
-    """Whether `lower_operators` replaces a call with tensors of this type, on this device."""
-    is_default = getattr(operator, "_overloadname", None) == "default"
-    return is_default and like.dtype in _IN_PARTS.get((operator._opname, like.device.type), ())
+def is_lowered(operator: Any, w_cand: Tensor) -> bool:
+    """Whether `lower_operators` replaces a call with this weight of the candidates."""
+    if getattr(operator, "_overloadname", None) != "default":
+        return False
+    name, device = operator._opname, w_cand.device.type
+    if (name, device) == ("linear", "cuda") and w_cand.dtype in (torch.float16, torch.bfloat16):
+        rows, columns = w_cand.shape
+        return rows >= _WIDE and columns >= _LONG
+    return w_cand.dtype in _IN_PARTS.get((name, device), ())
 
 
 def keep_users_apart(program: ExportedProgram) -> ExportedProgram:
@@ -186,14 +193,21 @@ def _linear(
     cand_to_user: Tensor,
     activation: str = "none",
 ) -> Any:
-    if not is_lowered(torch.ops.ikbo.linear.default, x_cand):
+    if not is_lowered(torch.ops.ikbo.linear.default, w_cand):
         return NotImplemented
-    user = torch.nn.functional.linear(x_user, w_user, bias)
-    cand = torch.mm(x_cand, w_cand.t())
+    if x_cand.element_size() == 2:
+        # Sums in fp32, rounded once, as our kernel does it.
+        products = [(x_user, w_user), (x_cand, w_cand)]
+        user, cand = (torch.mm(x, w.t(), out_dtype=torch.float32) for x, w in products)
+        user = user if bias is None else user + bias
+    else:
+        user = torch.nn.functional.linear(x_user, w_user, bias)
+        cand = torch.mm(x_cand, w_cand.t())
     # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would turn it into an addmm
     # and write the gathered users at B for it: one more pass over [B, M].
     gathered = torch.ops.ikbo.expand(user, cand_to_user).unsqueeze(1)
-    return _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
+    sums = _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
+    return sums.to(x_cand.dtype)
 
 
 def _lce(
@@ -205,7 +219,7 @@ def _lce(
     cand_to_user: Tensor,
 ) -> Any:
     op = torch.ops.ikbo.lce.default
-    if not is_lowered(op, e_cand):
+    if not is_lowered(op, w_cand):
         return _with_contiguous_user(op, e_user, e_cand, w_user, w_cand, bias, cand_to_user)
     user = torch.matmul(w_user, e_user)
     if bias is not None:

@@ -68,7 +68,7 @@ def pieces_of(
         return []
     launch = _launch_us(target, costs, in_package) / 1e6
     dtype = str(_first(value).dtype).removeprefix("torch.")
-    is_own = target.namespace == "ikbo" and not (in_package and is_lowered(target, _first(value)))
+    is_own = target.namespace == "ikbo" and not (in_package and _is_lowered(node))
     rates = costs.own_flops_per_s if is_own else costs.flops_per_s
     rate = rates.get(dtype, rates["float32"])
     flops = cost.flops(node, symbols, math.ceil(costs.vector_bytes / _first(value).element_size()))
@@ -84,6 +84,13 @@ def pieces_of(
         again = _rows_per_candidate(node, symbols)
         found.append(Piece(cost.ZERO, rate, again, costs.bytes_per_s, 0.0))
     return found
+
+
+def _is_lowered(node: Node) -> bool:
+    if node.target.overloadpacket not in _ADDED_UP:
+        return False
+    w_cand = node.args[3]
+    return isinstance(w_cand, Node) and is_lowered(node.target, w_cand.meta["val"])
 
 
 def _launch_us(target: torch._ops.OpOverload, costs: DeviceCosts, in_package: bool) -> float:

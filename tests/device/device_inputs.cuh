@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <sstream>
+#include <string>
 
 #include "device_memory.h"
 #include "ikbo/types.h"
@@ -151,6 +153,49 @@ class WorstExcess {
 
  private:
   GuardedBuffer bits_;
+};
+
+// Which elements of a result are off by more than their budget, over all threads of a launch.
+class WrongElements {
+ public:
+  struct Counts {
+    unsigned long long count = 0;
+    unsigned long long first = ~0ull;
+    int worst_bits = 0;  // of the largest excess, a float
+  };
+  WrongElements() : counts_(sizeof(Counts)) {
+    const Counts none;
+    IKBO_CUDA_CHECK(cudaMemcpy(counts_.data(), &none, sizeof(none), cudaMemcpyHostToDevice),
+                    "wrong elements");
+  }
+  Counts* device() const { return counts_.data<Counts>(); }
+
+  // `excess` of element i: of its error over the budget; NaN is wrong too, 0 and less is not.
+  __device__ static void report(Counts* g_counts, std::int64_t i, double excess) {
+    if (excess <= 0) return;
+    atomicAdd(&g_counts->count, 1ull);
+    atomicMin(&g_counts->first, static_cast<unsigned long long>(i));
+    const float worst = excess < 3e38 ? fmaxf(static_cast<float>(excess), 1e-37f) : 3e38f;
+    atomicMax(&g_counts->worst_bits, __float_as_int(worst));
+  }
+
+  // What is wrong with a result of `row_size` elements a row; "" for nothing.
+  std::string text(std::int64_t row_size) const {
+    Counts counts;
+    IKBO_CUDA_CHECK(cudaMemcpy(&counts, counts_.data(), sizeof(counts), cudaMemcpyDeviceToHost),
+                    "wrong elements");
+    if (counts.count == 0) return "";
+    float worst;
+    std::memcpy(&worst, &counts.worst_bits, sizeof(worst));
+    const auto first = static_cast<std::int64_t>(counts.first);
+    std::ostringstream text;
+    text << counts.count << " elements are wrong, the first is " << first % row_size << " of row "
+         << first / row_size << "; the worst is " << worst << " over its budget";
+    return text.str();
+  }
+
+ private:
+  GuardedBuffer counts_;
 };
 
 }  // namespace ikbo::test

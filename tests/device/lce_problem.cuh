@@ -82,7 +82,8 @@ __global__ void fill_kernel(Tensor3 t, PeriodicHole hole, Values values, float s
   }
 }
 
-__global__ void compare_kernel(LceParams p, double unit_roundoff, bool is_exact, int* g_worst) {
+__global__ void compare_kernel(LceParams p, double unit_roundoff, bool is_exact,
+                               WrongElements::Counts* g_wrong) {
   const std::int64_t count = std::int64_t{p.num_candidates} * p.m * p.n;
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
        i += gridDim.x * std::int64_t{256}) {
@@ -112,12 +113,14 @@ __global__ void compare_kernel(LceParams p, double unit_roundoff, bool is_exact,
     }
     const double got = load_value(p.out, i, p.dtype);
     if (is_exact) {
-      if (got != rounded_value(static_cast<float>(sum), p.dtype)) WorstExcess::report(g_worst, 1);
+      if (got != rounded_value(static_cast<float>(sum), p.dtype)) {
+        WrongElements::report(g_wrong, i, 1);
+      }
       continue;
     }
     // One rounding to the output type, and fp32 sums whose error grows at worst like sqrt(K) here.
     const double budget = unit_roundoff * fabs(sum) + 8 * 5.97e-8 * magnitude + 1e-7;
-    WorstExcess::report(g_worst, fabs(got - sum) - budget);
+    WrongElements::report(g_wrong, i, fabs(got - sum) - budget);
   }
 }
 
@@ -293,13 +296,13 @@ struct LceRun {
   std::optional<GuardedBuffer> workspace;
 };
 
-// Of the output in `params`. With exact sums, 0 means that it has the bits of its integers but for
-// the sign of zero.
-inline float worst_excess(const LceCase& c, const LceParams& params) {
-  const WorstExcess worst;
+// Of the output in `params`, as text; "" for none. With exact sums, none means that it has the bits
+// of its integers but for the sign of zero.
+inline std::string wrong_elements(const LceCase& c, const LceParams& params) {
+  const WrongElements wrong;
   compare_kernel<<<2048, 256>>>(params, unit_roundoff_of(c.dtype), has_exact_sums(c.values),
-                                worst.device());
-  return worst.read();
+                                wrong.device());
+  return wrong.text(std::int64_t{params.m} * params.n);
 }
 
 }  // namespace ikbo::test

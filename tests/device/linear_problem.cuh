@@ -121,7 +121,8 @@ __device__ inline double activated(Activation activation, double x) {
   }
 }
 
-__global__ void compare_kernel(LinearParams p, double unit_roundoff, bool is_exact, int* g_worst) {
+__global__ void compare_kernel(LinearParams p, double unit_roundoff, bool is_exact,
+                               WrongElements::Counts* g_wrong) {
   const std::int64_t count = std::int64_t{p.num_candidates} * p.m;
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
        i += gridDim.x * std::int64_t{256}) {
@@ -147,17 +148,17 @@ __global__ void compare_kernel(LinearParams p, double unit_roundoff, bool is_exa
     const double got = load_value(p.out, i, p.dtype);
     const double expected = activated(p.activation, sum);
     if (isnan(expected)) {
-      if (!isnan(got)) WorstExcess::report(g_worst, 1);
+      if (!isnan(got)) WrongElements::report(g_wrong, i, 1);
     } else if (is_exact) {
       if (got != rounded_value(static_cast<float>(expected), p.dtype)) {
-        WorstExcess::report(g_worst, 1);
+        WrongElements::report(g_wrong, i, 1);
       }
     } else {
       // One rounding to the output type, fp32 sums whose error grows at worst like sqrt(K) here and
       // which no activation stretches by more than 1.13, and fp32 activations.
       const double budget =
           (unit_roundoff + 1e-6) * fabs(expected) + 1.13 * 8 * 5.97e-8 * magnitude + 1e-7;
-      WorstExcess::report(g_worst, fabs(got - expected) - budget);
+      WrongElements::report(g_wrong, i, fabs(got - expected) - budget);
     }
   }
 }
@@ -252,13 +253,13 @@ inline LinearConfig make_config(const LinearCase& c, const LinearParams& params)
   return config;
 }
 
-// Of the output in `params`. With exact sums, 0 means that it has the bits of its integers but for
-// the sign of zero.
-inline float worst_excess(const LinearCase& c, const LinearParams& params) {
-  const WorstExcess worst;
+// Of the output in `params`, as text; "" for none. With exact sums, none means that it has the bits
+// of its integers but for the sign of zero.
+inline std::string wrong_elements(const LinearCase& c, const LinearParams& params) {
+  const WrongElements wrong;
   compare_kernel<<<2048, 256>>>(params, unit_roundoff_of(c.dtype), has_exact_sums(c.values),
-                                worst.device());
-  return worst.read();
+                                wrong.device());
+  return wrong.text(params.m);
 }
 
 // Every tiling of linear_sm90.

@@ -67,7 +67,7 @@ void expect_the_bits_of_lce(const LceCase& c) {
   ASSERT_EQ(run.config.tile_m, kTileM) << to_string(run.config);
   ASSERT_EQ(run.config.dual_k, kStage == lce_impl::Stage::kDual) << to_string(run.config);
   const std::vector<std::uint16_t> expected = run.result();
-  ASSERT_EQ(worst_excess(c, run.problem.params), 0.0f) << to_string(run.config);
+  ASSERT_EQ(wrong_elements(c, run.problem.params), "") << to_string(run.config);
   const std::size_t row_size = static_cast<std::size_t>(c.m) * c.n;
   const auto two = result_of_lce_stage<FewLce<Element, kTileM, kStage, 2, 0>>(run);
   EXPECT_EQ(first_different_element(two, expected, c.dtype, row_size), "") << "2 stages";
@@ -119,7 +119,7 @@ void expect_the_bits_of_linear(const LinearCase& c) {
   const LinearParams& p = run.problem.params;
   ASSERT_EQ(run.config.kernel, LinearKernel::kSm90) << to_string(run.config);
   const std::vector<std::uint8_t> expected = run.result();
-  ASSERT_EQ(worst_excess(c, p), 0.0f) << to_string(run.config);
+  ASSERT_EQ(wrong_elements(c, p), "") << to_string(run.config);
   run.problem.out.poison();
   IKBO_CUDA_CHECK(cudaDeviceSynchronize(), "poison");
   const linear_impl::WorkspaceLayout layout = linear_impl::make_workspace_layout(p, run.config);

@@ -31,12 +31,19 @@ from ikbo.testing.bench_sources import cuda_sources
 
 SOURCES = {
     "lce": cuda_sources("lce", "src/torch_ops/prepack.cpp", "bench/profile_cuda.py"),
+    "linear": cuda_sources(
+        "linear", "bench/profile_cuda.py", without=["src/torch_ops/packed_weight"]
+    ),
     "target_attention": cuda_sources("target_attention", "bench/profile_cuda.py"),
 }
 CASES: dict[str, list[dict[str, Any]]] = {
     "lce": [
         {"B": 1024, "ratio": 70, "M": 433, "N": 256, "K_user": 1178, "K_cand": 866},
         {"B": 2048, "ratio": 64, "M": 128, "N": 128, "K_user": 512, "K_cand": 512},
+    ],
+    "linear": [
+        {"B": 1024, "ratio": 70, "M": 433, "K_user": 1178, "K_cand": 866},
+        {"B": 16384, "ratio": 64, "M": 1024, "K_user": 1024, "K_cand": 1024},
     ],
     "target_attention": [
         {"B": 2048, "ratio": 64, "H": 2, "Q": 64, "D": 128, "S": s} for s in (512, 2048)
@@ -73,6 +80,10 @@ def call_of(op: str, case: dict[str, Any]) -> Callable[[], Any]:
         w_user, w_cand = randn(case["M"], k_user), randn(case["M"], k_cand)
         packed = ikbo.prepack(w_cand, [k_cand])
         return lambda: ikbo.lce(e_user, e_cand, w_user, packed, None, index)
+    if op == "linear":
+        x_user, x_cand = randn(users, case["K_user"]), randn(case["B"], case["K_cand"])
+        w_user, w_cand = randn(case["M"], case["K_user"]), randn(case["M"], case["K_cand"])
+        return lambda: ikbo.linear(x_user, x_cand, w_user, w_cand, None, index, "relu")
     q = randn(case["B"], case["Q"], case["H"], case["D"])
     k, v = (randn(users, case["S"], case["H"], case["D"]) for _ in range(2))
     return lambda: ikbo.target_attention(q, k, v, index)

@@ -89,19 +89,27 @@ for file in tests/ops/test_*cuda*.py; do
   pytest "python-${name%.py}" "$file"
 done
 pytest python-composite tests/ops/test_composite.py::test_on_cuda
-for test in bmm bmm_delays expand index_check lce lce_delays lce_generic linear linear_delays \
-  self_target_attention self_target_attention_delays target_attention target_attention_delays \
-  target_attention_generic; do
+for test in bmm bmm_delays expand index_check lce lce_delays lce_generic lce_values linear \
+  linear_delays linear_values pipeline self_target_attention self_target_attention_delays \
+  target_attention target_attention_delays target_attention_generic; do
   start "${test}_test" "$BUILD/bin/${test}_test" --gtest_brief=1
 done
 start lce_example "$BUILD/bin/lce_example"
+# Racecheck looks at what wgmma reads where it is told to, in versions that can.
+racecheck_options=()
+case $(compute-sanitizer --help 2>&1 || true) in
+  *--check-warpgroup-mma*) racecheck_options=(--check-warpgroup-mma yes) ;;
+  *) echo 'test-gpu: compute-sanitizer has no --check-warpgroup-mma: racecheck leaves wgmma out' ;;
+esac
 for test in bmm expand lce lce_generic linear self_target_attention target_attention \
   target_attention_generic; do
   # GoogleTest is content with a filter that matches nothing.
   small=$("$BUILD/bin/${test}_test" --gtest_list_tests --gtest_filter="$SMALL" | grep '^  ' || true)
   [ -n "$small" ] || start "$test-has-no-small-case" false
   for tool in $SANITIZERS; do
-    start "$test-$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    options=()
+    [ "$tool" != racecheck ] || options=("${racecheck_options[@]}")
+    start "$test-$tool" compute-sanitizer --tool "$tool" "${options[@]}" --error-exitcode 9 \
       "$BUILD/bin/${test}_test" --gtest_brief=1 --gtest_filter="$SMALL"
   done
 done

@@ -3,254 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <numeric>
-#include <optional>
-#include <random>
-#include <string>
 #include <vector>
 
-#include "device_inputs.cuh"
-#include "device_memory.h"
-#include "ikbo/lce.h"
+#include "lce_problem.cuh"
 #include "repeated_launches.cuh"
 #include "two_streams.cuh"
 
 namespace ikbo::test {
 namespace {
-
-enum class Order { kSorted, kShuffled, kAllOneUser };
-
-struct LceCase {
-  int num_users;
-  int num_candidates;
-  int m;
-  int n;
-  int k_user;
-  int k_cand;
-  DType dtype = DType::kFloat16;
-  Order order = Order::kShuffled;
-  Values values = Values::kNormal;
-  int spare_rows = 0;  // rows of NaN after the K rows of each batch entry of E
-  bool has_bias = true;
-  bool transposed = false;  // E with K innermost: no kernel but the generic one takes it
-  std::vector<int> list;    // K_i of a candidate side in parts; their sum is k_cand
-
-  std::string id() const {
-    return "U" + std::to_string(num_users) + "_B" + std::to_string(num_candidates) + "_M" +
-           std::to_string(m) + "_N" + std::to_string(n) + "_Ku" + std::to_string(k_user) + "_Kc" +
-           std::to_string(k_cand) + "_" + std::string(name_of(dtype)) + "_o" +
-           std::to_string(static_cast<int>(order)) + "_v" +
-           std::to_string(static_cast<int>(values)) + "_s" + std::to_string(spare_rows) + "_b" +
-           std::to_string(has_bias) + "_t" + std::to_string(transposed) + "_l" +
-           std::to_string(list.size());
-  }
-};
-
-__global__ void fill_kernel(void* data, std::int64_t count, DType dtype, Values values, float scale,
-                            std::uint64_t seed) {
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
-       i += gridDim.x * std::int64_t{256}) {
-    store_value(data, i, dtype, random_value(values, scale, seed + i));
-  }
-}
-
-__global__ void poison_rows_kernel(std::uint16_t* data, int batch, int k, int spare, int n) {
-  const std::int64_t count = std::int64_t{batch} * spare * n;
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
-       i += gridDim.x * std::int64_t{256}) {
-    const std::int64_t b = i / (spare * n);
-    data[(b * (k + spare) + k) * n + i % (spare * n)] = 0xFFFF;
-  }
-}
-
-__global__ void compare_kernel(LceParams p, double unit_roundoff, int* g_worst) {
-  const std::int64_t count = std::int64_t{p.num_candidates} * p.m * p.n;
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < count;
-       i += gridDim.x * std::int64_t{256}) {
-    const std::int64_t b = i / (std::int64_t{p.m} * p.n);
-    const int row = static_cast<int>(i / p.n % p.m);
-    const int column = static_cast<int>(i % p.n);
-    const std::int64_t u = p.cand_to_user[b];
-    double sum = p.bias != nullptr ? load_value(p.bias, row, p.dtype) : 0;
-    double magnitude = fabs(sum);
-    for (int k = 0; k < p.k_user; ++k) {
-      const double product =
-          load_value(p.w_user, row * p.stride_w_user_m + k, p.dtype) *
-          load_value(p.e_user,
-                     u * p.stride_e_user_u + k * p.stride_e_user_k + column * p.stride_e_user_n,
-                     p.dtype);
-      sum += product;
-      magnitude += fabs(product);
-    }
-    for (int k = 0; k < p.k_cand; ++k) {
-      const double product =
-          load_value(p.w_cand, row * p.stride_w_cand_m + k, p.dtype) *
-          load_value(p.e_cand,
-                     b * p.stride_e_cand_b + k * p.stride_e_cand_k + column * p.stride_e_cand_n,
-                     p.dtype);
-      sum += product;
-      magnitude += fabs(product);
-    }
-    const double got = load_value(p.out, i, p.dtype);
-    // One rounding to the output type, and fp32 sums whose error grows at worst like sqrt(K) here.
-    const double budget = unit_roundoff * fabs(sum) + 8 * 5.97e-8 * magnitude + 1e-7;
-    WorstExcess::report(g_worst, fabs(got - sum) - budget);
-  }
-}
-
-std::vector<std::int32_t> make_index(const LceCase& c) {
-  std::mt19937 random(static_cast<unsigned>(c.num_candidates * 131 + c.num_users));
-  std::vector<std::int32_t> index(static_cast<std::size_t>(c.num_candidates));
-  for (std::size_t b = 0; b < index.size(); ++b) {
-    index[b] =
-        c.order == Order::kAllOneUser
-            ? c.num_users - 1
-            : static_cast<std::int32_t>(b * static_cast<std::size_t>(c.num_users) / index.size());
-  }
-  if (c.order == Order::kShuffled) std::shuffle(index.begin(), index.end(), random);
-  return index;
-}
-
-// Everything one case needs on the device.
-struct LceProblem {
-  explicit LceProblem(const LceCase& c)
-      : e_user(bytes(c, std::int64_t{c.num_users} * (c.k_user + c.spare_rows) * c.n)),
-        e_cand(bytes(c, std::int64_t{c.num_candidates} * (c.k_cand + c.spare_rows) * c.n)),
-        w_user(bytes(c, std::int64_t{c.m} * c.k_user)),
-        w_cand(bytes(c, std::int64_t{c.m} * c.k_cand)),
-        bias(bytes(c, c.m)),
-        list(c.list.empty()
-                 ? 0
-                 : bytes(c, std::int64_t{c.num_candidates} *
-                                (c.k_cand + kGapRows * static_cast<int>(c.list.size())) * c.n)),
-        index(static_cast<std::size_t>(c.num_candidates) * 4),
-        out(bytes(c, std::int64_t{c.num_candidates} * c.m * c.n)) {
-    fill(c, e_user, 1.0f, 1);
-    fill(c, e_cand, 1.0f, 2);
-    fill(c, w_user, 0.05f, 3);
-    fill(c, w_cand, 0.05f, 4);
-    fill(c, bias, 1.0f, 5);
-    if (c.spare_rows > 0) {
-      poison_rows_kernel<<<256, 256>>>(e_user.data<std::uint16_t>(), c.num_users, c.k_user,
-                                       c.spare_rows, c.n);
-      poison_rows_kernel<<<256, 256>>>(e_cand.data<std::uint16_t>(), c.num_candidates, c.k_cand,
-                                       c.spare_rows, c.n);
-    }
-    const std::vector<std::int32_t> host_index = make_index(c);
-    IKBO_CUDA_CHECK(
-        cudaMemcpy(index.data(), host_index.data(), index.bytes(), cudaMemcpyHostToDevice),
-        "index");
-    const std::int64_t ku = c.k_user + c.spare_rows;
-    const std::int64_t kc = c.k_cand + c.spare_rows;
-    params = {.num_users = c.num_users,
-              .num_candidates = c.num_candidates,
-              .m = c.m,
-              .n = c.n,
-              .k_user = c.k_user,
-              .k_cand = c.k_cand,
-              .dtype = c.dtype,
-              .e_user = e_user.data(),
-              .e_cand = e_cand.data(),
-              .w_user = w_user.data(),
-              .w_cand = w_cand.data(),
-              .bias = c.has_bias ? bias.data() : nullptr,
-              .cand_to_user = index.data<std::int32_t>(),
-              .out = out.data(),
-              .stride_e_user_u = ku * c.n,
-              .stride_e_user_k = c.transposed ? 1 : c.n,
-              .stride_e_user_n = c.transposed ? ku : 1,
-              .stride_e_cand_b = kc * c.n,
-              .stride_e_cand_k = c.transposed ? 1 : c.n,
-              .stride_e_cand_n = c.transposed ? kc : 1,
-              .stride_w_user_m = c.k_user,
-              .stride_w_cand_m = c.k_cand};
-    if (!c.list.empty()) make_list(c);
-  }
-  LceProblem(const LceProblem&) = delete;
-  LceProblem& operator=(const LceProblem&) = delete;
-
-  // The rows of e_cand once more, as parts that are slices of one tensor with rows of NaN between.
-  void make_list(const LceCase& c) {
-    const std::size_t row = static_cast<std::size_t>(c.n) * 2;
-    const std::size_t entry = (c.k_cand + kGapRows * c.list.size()) * row;
-    std::size_t from = 0;
-    std::size_t to = 0;
-    for (const int k : c.list) {
-      IKBO_CUDA_CHECK(cudaMemcpy2D(list.data<char>() + to * row, entry,
-                                   e_cand.data<char>() + from * row, params.stride_e_cand_b * 2,
-                                   k * row, c.num_candidates, cudaMemcpyDeviceToDevice),
-                      "list");
-      parts.push_back({.e = list.data<char>() + to * row,
-                       .k = k,
-                       .stride_b = static_cast<std::int64_t>(entry / 2),
-                       .stride_k = c.n});
-      from += k;
-      to += k + kGapRows;
-    }
-    params.cand_parts = parts.data();
-    params.num_cand_parts = static_cast<std::int32_t>(parts.size());
-  }
-
-  static std::size_t bytes(const LceCase& c, std::int64_t count) {
-    return static_cast<std::size_t>(count) * size_of(c.dtype);
-  }
-  static void fill(const LceCase& c, const GuardedBuffer& buffer, float scale, std::uint64_t seed) {
-    fill_kernel<<<512, 256>>>(buffer.data(),
-                              static_cast<std::int64_t>(buffer.bytes() / size_of(c.dtype)), c.dtype,
-                              c.values, scale, seed << 40);
-  }
-
-  static constexpr int kGapRows = 2;
-  GuardedBuffer e_user, e_cand, w_user, w_cand, bias, list, index, out;
-  std::vector<LcePart> parts;
-  LceParams params;
-};
-
-std::vector<std::uint16_t> read_back(const GuardedBuffer& buffer) {
-  std::vector<std::uint16_t> values(buffer.bytes() / 2);
-  IKBO_CUDA_CHECK(cudaMemcpy(values.data(), buffer.data(), buffer.bytes(), cudaMemcpyDeviceToHost),
-                  "values");
-  return values;
-}
-
-// A problem with the workspace of its calls.
-struct LceRun {
-  explicit LceRun(const LceCase& c, int num_sms = 0) : problem(c), limits(query_device_limits(0)) {
-    if (num_sms > 0) limits.num_sms = num_sms;
-    select();
-  }
-  void select() {
-    config = select_lce_config(problem.params, limits);
-    workspace.emplace(lce_workspace_bytes(problem.params, config));
-    problem.params.workspace = workspace->data();
-  }
-  void operator()(cudaStream_t stream = nullptr) { lce(problem.params, config, limits, stream); }
-  void poison() const { problem.out.poison(); }
-  std::vector<std::uint16_t> result() {
-    poison();
-    (*this)();
-    return read_back();
-  }
-  std::vector<std::uint16_t> read_back() const { return test::read_back(problem.out); }
-
-  LceProblem problem;
-  DeviceLimits limits;
-  LceConfig config;
-  std::optional<GuardedBuffer> workspace;
-};
-
-float worst_excess(const LceCase& c, const LceParams& params) {
-  const WorstExcess worst;
-  const double unit_roundoff = c.dtype == DType::kFloat16    ? 1.0 / 2048
-                               : c.dtype == DType::kBFloat16 ? 1.0 / 256
-                                                             : 1.0 / 16777216;
-  // Ternary inputs: every sum is an integer that fp32 holds exactly, so only the last rounding
-  // counts, and integers below 2048 (fp16) or 256 (bf16) come out exact.
-  compare_kernel<<<2048, 256>>>(params, unit_roundoff, worst.device());
-  return worst.read();
-}
 
 class LceTest : public testing::TestWithParam<LceCase> {};
 
@@ -259,7 +21,7 @@ TEST_P(LceTest, MatchesFp64Reference) {
   LceRun run(c);
   run();
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << to_string(run.config);
-  EXPECT_EQ(worst_excess(c, run.problem.params), 0.0f) << to_string(run.config);
+  EXPECT_EQ(wrong_elements(c, run.problem.params), "") << to_string(run.config);
   EXPECT_TRUE(run.problem.out.guards_are_intact()) << to_string(run.config);
   EXPECT_TRUE(run.workspace->guards_are_intact()) << to_string(run.config);
 }
@@ -426,18 +188,27 @@ INSTANTIATE_TEST_SUITE_P(Small, LceTest, testing::ValuesIn(small_cases()),
 const LceCase kMiddle{
     .num_users = 15, .num_candidates = 257, .m = 433, .n = 256, .k_user = 300, .k_cand = 866};
 
+const LceCase kOneCandidateAUser{
+    .num_users = 210, .num_candidates = 201, .m = 433, .n = 256, .k_user = 118, .k_cand = 86};
+const LceCase kFewTiles{
+    .num_users = 3, .num_candidates = 8, .m = 433, .n = 256, .k_user = 1178, .k_cand = 866};
+
 TEST(LceDeterminism, LaunchesAreBitwiseEqual) {
-  const LceCase one_candidate_a_user{
-      .num_users = 210, .num_candidates = 201, .m = 433, .n = 256, .k_user = 118, .k_cand = 86};
-  const LceCase few_tiles{
-      .num_users = 3, .num_candidates = 8, .m = 433, .n = 256, .k_user = 1178, .k_cand = 866};
-  for (const LceCase& c : {kMiddle, one_candidate_a_user, few_tiles}) {
+  for (const LceCase& c : {kMiddle, kOneCandidateAUser, kFewTiles}) {
     LceRun run(c);
     const auto launch = [&run](void* out) {
       run.problem.params.out = out;
       run();
     };
     EXPECT_EQ(first_difference(run.problem.out, *run.workspace, launch), "")
+        << to_string(run.config);
+  }
+}
+
+TEST(LceDeterminism, ReplaysOfAGraphAreBitwiseEqual) {
+  for (const LceCase& c : {kMiddle, kOneCandidateAUser, kFewTiles}) {
+    LceRun run(c);
+    EXPECT_EQ(first_different_replay(run.problem.out, *run.workspace, run), "")
         << to_string(run.config);
   }
 }
@@ -449,6 +220,16 @@ TEST(LceDeterminism, AnotherLaunchIsTold) {
     IKBO_CUDA_CHECK(cudaMemset(to, ++launches == 500 ? 1 : 0, 64), "out");
   };
   EXPECT_EQ(first_difference(out, out, launch), "launch 498: 32 of 32 words differ");
+}
+
+TEST(LceDeterminism, AnotherReplayIsTold) {
+  const GuardedBuffer out(64);
+  const GuardedBuffer spare(64);
+  int launches = 0;  // the captured one writes something else
+  const auto launch = [&](cudaStream_t stream) {
+    IKBO_CUDA_CHECK(cudaMemsetAsync(out.data(), launches++, 64, stream), "out");
+  };
+  EXPECT_EQ(first_different_replay(out, spare, launch), "replay 0: 32 of 32 words differ");
 }
 
 TEST(LceDeterminism, ResultsDoNotDependOnTheSharingOfWork) {

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with `ikbo.nn` on request-grouped batches gives the losses of the plain model."""
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -79,25 +80,67 @@ def requests(order: str, steps: int) -> list[tuple[list[Tensor], Tensor, Tensor,
     return batches
 
 
-def train(kind: str, order: str, *, steps: int = STEPS, device: str = "cpu") -> Tensor:
-    """The losses of all steps, from the same initial weights."""
+def train(
+    kind: str,
+    order: str,
+    *,
+    steps: int = STEPS,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The losses of all steps, from the same initial weights.
+
+    In another type than fp32 inputs, weights and gradients have that type; Adam works on fp32
+    weights, of which they are a copy, and the loss is scaled so that no gradient gets too small.
+    """
     torch.manual_seed(7)
-    model = (Split() if kind == "split" else Plain()).to(device)
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    master = (Split() if kind == "split" else Plain()).to(device)
+    model = master if dtype == torch.float32 else copy.deepcopy(master).to(dtype)
+    scale = 1.0 if dtype == torch.float32 else 256.0
+    optimiser = torch.optim.Adam(master.parameters(), lr=3e-3)
     losses = []
     for on_cpu in requests(order, steps):
         user, e_cand, labels, index = pytree.tree_map(lambda x: x.to(device), on_cpu)
+        user, e_cand = pytree.tree_map(
+            lambda x: x.to(dtype) if x.is_floating_point() else x, (user, e_cand)
+        )
         if kind == "split":
             scores = model(*user, e_cand, index)
         else:
             rows = index.cand_to_user.long()
             scores = model(*(x[rows] for x in user), e_cand)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, labels)
-        optimiser.zero_grad()
-        loss.backward()
+        assert scores.dtype == dtype
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores.float(), labels)
+        model.zero_grad()
+        (loss * scale).backward()
+        for weight, used in zip(master.parameters(), model.parameters(), strict=True):
+            assert used.grad is not None
+            weight.grad = used.grad.float() / scale
         optimiser.step()
+        with torch.no_grad():
+            for weight, used in zip(master.parameters(), model.parameters(), strict=True):
+                used.copy_(weight)
         losses.append(loss.detach())
     return torch.stack(losses).cpu()
+
+
+def check_losses_in_16_bits(order: str, dtype: torch.dtype, device: str) -> None:
+    """The split net strays from the fp32 losses no further than twice what the plain one does."""
+    steps = 50
+    exact = train("plain", order, steps=steps, device=device)
+    split, plain = (
+        train(kind, order, steps=steps, device=device, dtype=dtype) for kind in ("split", "plain")
+    )
+    assert split[-10:].mean() < split[:10].mean(), "the net learns"
+    stray, allowed = ((losses - exact).abs() for losses in (split, plain))
+    one_rounding = torch.finfo(dtype).eps / 2 * exact.abs()
+    # What a rounding does to a loss differs from step to step: the worst step up to each counts.
+    budget = 2 * torch.cummax(allowed + one_rounding, dim=0).values
+    worst = int((stray - budget).argmax())
+    assert bool((stray <= budget).all()), (
+        f"step {worst}: fp32 {exact[worst]}, plain {plain[worst]}, split {split[worst]}, "
+        f"budget {budget[worst]}"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +159,9 @@ def test_losses_are_those_of_the_plain_model(order: str) -> None:
     # Rounding grows with the steps: Adam divides by the root of small second moments.
     torch.testing.assert_close(split[:20], plain[:20], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(split, plain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_losses_in_16_bits_are_those_of_the_plain_model(order: str, dtype: torch.dtype) -> None:
+    check_losses_in_16_bits(order, dtype, "cpu")

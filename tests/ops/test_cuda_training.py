@@ -20,7 +20,7 @@ from ikbo.testing.compare import (
     sum_dtype,
 )
 from ikbo.testing.inputs import DTYPES, SHAPES, Case, case, make_inputs
-from tests.nn.test_training import train
+from tests.nn.test_training import check_losses_in_16_bits, train
 from tests.ops.test_library import traced_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -131,6 +131,17 @@ def test_losses_are_those_of_the_replicated_net(order: str) -> None:
     assert plain[-10:].mean() < plain[:10].mean(), "the net learns"
     torch.testing.assert_close(split[:20], plain[:20], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(split, plain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_losses_in_16_bits_are_those_of_the_replicated_net(order: str, dtype: torch.dtype) -> None:
+    with traced_kernels() as launches:
+        check_losses_in_16_bits(order, dtype, "cuda")
+    if torch.cuda.get_device_capability() == (9, 0):
+        for op in ("linear", "lce"):
+            kernels = {kernel.partition("<")[0] for launched, kernel in launches if launched == op}
+            assert kernels == {f"{op}_sm90"}
 
 
 def between_user_and_candidate_arithmetic(op: str) -> Callable[..., Tensor]:

@@ -9,12 +9,10 @@
 
 namespace ikbo::test {
 
-// sizes[p] is how many choices parameter p has; rows[r][p] is which of them row r takes. Every pair
-// of choices of two parameters is in a row. A row is begun with a pair that none has yet; each
-// other parameter in turn takes the choice that completes the most such pairs, and among equals, or
-// where the row would be refused otherwise, the one with the least cost. `cost` is of a row in
-// which -1 stands for what is not chosen yet, and counts that as the least; up to `max_cost` new
-// pairs matter more.
+// sizes[p] is how many choices parameter p has; rows[r][p] is which of them row r takes. A row
+// begins with a pair that no row has yet; each other parameter in turn takes the choice that adds
+// the most such pairs at a cost up to `max_cost`, among equals the one with the least cost. `cost`
+// is called with -1 for what is not chosen yet, which should cost the least.
 inline std::vector<std::vector<int>> pairwise_rows(
     const std::vector<int>& sizes, const std::function<double(const std::vector<int>&)>& cost,
     double max_cost) {

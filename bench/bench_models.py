@@ -4,10 +4,11 @@
 usage: python -m bench.bench_models [--only NAME...] [--packages] [--page]
        python -m bench.bench_models --device cuda [--workers N] [--output DIR]
 
-Needs the packages of requirements/models.txt (`make models` installs them and calls this). Writes
-bench/results/models.json and docs/models.md; with `--only` it prints rows and writes nothing, with
-`--page` it writes docs/models.md from the results that are there. Fails if a model is wrong, or if
-fewer than 90 % of those that torch.export takes are transformed.
+Needs the packages of requirements/models.txt on the path: `make models` installs them and calls
+this, `make models-packed` packs them for a GPU machine. Writes bench/results/models.json and
+docs/models.md; with `--only` it prints rows and writes nothing, with `--page` it writes
+docs/models.md from the results that are there. Fails if a model is wrong, or if fewer than 90 % of
+those that torch.export takes are transformed.
 
 With `--device cuda` it times six of them on a GPU, in fp32 and at the same sizes, into
 models-h200.json: transformed against unmodified, eager, as AOTInductor packages, and these as CUDA
@@ -142,7 +143,6 @@ def arguments_of() -> argparse.Namespace:
 
 def run_on_cpu(only: list[str], *, packages: bool) -> list[str]:
     """All models on the CPU, or those named; what failed."""
-    torch.set_num_threads(THREADS)
     rows = []
     for case in cases():
         if not only or case.name in only:
@@ -161,6 +161,7 @@ def main() -> int:
         write_page()
         return 0
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    torch.set_num_threads(THREADS)
     if options.device == "cuda":
         failed = run_on_gpu(options.workers, options.output)
     else:

@@ -10,7 +10,7 @@ PY := $(VENV)/python
 FUZZ_SECONDS ?= 40
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test setup setup-cpu env build lint format bench models check-results plots nightly test-torch test-gpu \
+.PHONY: help demo test setup setup-cpu env build lint format bench models models-packed check-results plots nightly test-torch test-gpu \
         test-cpp test-sanitize test-python fuzz wheel
 .NOTPARALLEL:
 
@@ -77,6 +77,16 @@ $(MODELS)/.installed: requirements/models.txt
 
 models: setup-cpu $(MODELS)/.installed  ## what the pass makes of public models, into docs/models.md
 	PYTHONPATH=$(MODELS) $(PY) -m bench.bench_models --packages
+
+# A GPU machine without network has another Python than this one; sources that pip builds are pure.
+GPU_PYTHON ?= 3.12
+MODELS_GPU := build/models-gpu
+PLATFORMS := $(foreach p,manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014,--platform $(p)_x86_64)
+models-packed: env  ## the public models' packages for a GPU machine, as build/models-gpu.tgz
+	rm -rf $(MODELS_GPU)
+	$(PY) -m pip install --disable-pip-version-check --no-deps --no-compile --target $(MODELS_GPU) \
+	  --python-version $(GPU_PYTHON) $(PLATFORMS) -r requirements/models.txt
+	tar -czf $(MODELS_GPU).tgz --exclude=__pycache__ -C $(MODELS_GPU) .
 
 check-results: env  ## list the files of bench/results/ that are older than the code they measure
 	$(PY) tools/check_results.py

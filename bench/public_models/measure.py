@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import ikbo
 from bench.public_models.case import Case
+from ikbo import _inductor
 from ikbo.testing.bench import interleaved
 from ikbo.testing.user_work import user_work
+from ikbo.transform import TransformedModule
 from ikbo.transform.capture import Captured, capture
 from ikbo.transform.cost import COUNTER_FORMULAS
 from ikbo.transform.errors import TransformError
@@ -52,6 +54,7 @@ class Request:
         index = torch.arange(num_candidates, dtype=torch.int32) % num_users
         index = index[torch.randperm(num_candidates, generator=generator)]
         counts = {"user": num_users, "candidate": num_candidates}
+        index = index.to(captured.device)
         at_users, at_candidates = [], []
         for x, role in zip(captured.flat, captured.flat_roles, strict=True):
             if role is not None:
@@ -68,6 +71,12 @@ def exported(model: nn.Module, inputs: Any) -> ExportedProgram:
     shapes = pytree.tree_map(lambda _: {0: batch}, inputs)
     with torch.no_grad():
         return torch.export.export(model, inputs, dynamic_shapes=shapes)
+
+
+def transformed(case: Case, program: ExportedProgram, inputs: Any) -> TransformedModule:
+    """Ours, for the sizes that are measured."""
+    most = {"max_users": SIZES[1][0], "max_candidates": 1024}
+    return ikbo.transform(program, inputs, case.request_only, **most)
 
 
 def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -> dict[str, Any]:
@@ -91,11 +100,9 @@ def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -
     captured = capture(program, inputs, list(case.request_only))
     try:
         with used_rules() as rules:
-            ours = ikbo.transform(
-                program, inputs, case.request_only, max_users=SIZES[1][0], max_candidates=1024
-            )
+            ours = transformed(case, program, inputs)
     except TransformError as error:
-        is_wrong = "differs from the unmodified model" in str(error)
+        is_wrong = "compared from the unmodified model" in str(error)
         return row | {"status": "wrong" if is_wrong else "refused", "reason": first_line(error)}
     largest, is_close = errors(captured, model, ours)
     row |= {
@@ -165,6 +172,13 @@ def errors(captured: Captured, model: nn.Module, ours: nn.Module) -> tuple[float
         exact = pytree.tree_leaves(in_fp64(model)(args, kwargs))
         got = pytree.tree_leaves(ours(*our_args, **our_kwargs))
         theirs = pytree.tree_leaves(model(*args, **kwargs))
+    return compared(got, theirs, exact)
+
+
+def compared(
+    got: Sequence[Tensor], theirs: Sequence[Tensor], exact: Sequence[Tensor]
+) -> tuple[float, bool]:
+    """The largest error of results, and whether it is small beside that of `theirs`."""
     largest, is_close = 0.0, True
     for a, b, c in zip(got, theirs, exact, strict=True):
         error, peer = (float((x.double() - c).abs().max()) for x in (a, b))
@@ -215,6 +229,12 @@ def timed(captured: Captured, model: nn.Module, ours: nn.Module, ratio: int) -> 
     return interleaved(contestants, rounds=ROUNDS, seconds=SECONDS)
 
 
+def package_unmodified(program: ExportedProgram, device: str, path: Path) -> None:
+    """The unmodified model as an AOTInductor package, with the options that ours has."""
+    with open(path, "w+b") as file:
+        _inductor.compile_to(program, file, _inductor.compile_options(device))
+
+
 def package_speedups(
     captured: Captured, program: ExportedProgram, ours: nn.Module, ratios: Sequence[int]
 ) -> dict[int, float]:
@@ -222,7 +242,7 @@ def package_speedups(
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder, "ours.pt2"), Path(folder, "unmodified.pt2")
         ikbo.package(ours, paths[0])
-        torch._inductor.aoti_compile_and_package(program, package_path=str(paths[1]))
+        package_unmodified(program, "cpu", paths[1])
         fast, plain = (torch._inductor.aoti_load_package(str(path)) for path in paths)
         found = {}
         for ratio in ratios:

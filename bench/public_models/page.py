@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/models.md from bench/results/models.json."""
+"""docs/models.md from bench/results/models.json and, where it is there, models-h200.json."""
 
 from __future__ import annotations
 
@@ -32,16 +32,26 @@ Columns of the tables:
   many candidates per user and about 500 candidates.
 """
 
+_ON_GPU = """## On a GPU
+
+From `bench/results/models-h200.json`: how many times faster than the unmodified model in the same
+form, in fp32 and at the sizes above, each first compared with the unmodified model in fp64. At some
+500 candidates most of these times are launches of kernels; a CUDA graph of a package launches once.
+Measured on {device}, PyTorch {torch}, {date}.
+"""
+_WAYS = {"eager": "eager", "package": "package", "replayed": "package as a CUDA graph"}
+
 # What saves less of the user's work is explained.
 _NEARLY_ALL = 0.99
 
+_RATIOS = ("1", "10", "64", "500")
 _COLUMNS = (
-    "model", "status", "FLOPs", "user's", "moved", "left", "error", "1", "10", "64", "500", "rules",
+    "model", "status", "FLOPs", "user's", "moved", "left", "error", *_RATIOS, "rules",
 )  # fmt: skip
 
 
-def text(results: Mapping[str, Any]) -> str:
-    """The page."""
+def text(results: Mapping[str, Any], on_gpu: Mapping[str, Any] | None = None) -> str:
+    """The page; `on_gpu` are the results of a GPU."""
     rows, facts = results["rows"], results["environment"]
     libraries = list(dict.fromkeys(row["case"]["library"] for row in rows))
     head = _HEAD.format(
@@ -51,7 +61,7 @@ def text(results: Mapping[str, Any]) -> str:
     for library in libraries:
         lines = [_line(row) for row in rows if row["case"]["library"] == library]
         parts.append(f"## {library}\n\n{_table(_COLUMNS, lines)}\n")
-    parts += [_notes(rows), _packages(rows)]
+    parts += [_notes(rows), _packages(rows), _on_gpu(on_gpu) if on_gpu else ""]
     return "\n".join(part for part in parts if part)
 
 
@@ -76,7 +86,7 @@ def _line(row: Mapping[str, Any]) -> list[str]:
     return [
         _name(row), row["status"], f"{row['flops']:,.0f}", f"{user:.0%}",
         _figure(row["moved_share"], ".3f"), _figure(row["left_over_minimum"], ".3f"),
-        f"{row['max_error']:.0e}", *[f"{row['speedup'][r]:.2f}" for r in ("1", "10", "64", "500")],
+        f"{row['max_error']:.0e}", *[f"{row['speedup'][r]:.2f}" for r in _RATIOS],
         " ".join(row["rules"]) or "-",
     ]  # fmt: skip
 
@@ -117,6 +127,38 @@ def _packages(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     if not lines:
         return ""
-    head = ["model", "1", "10", "64", "500"]
+    head = ["model", *_RATIOS]
     title = "## As packages\n\nThe same, both models compiled ahead of time by AOTInductor.\n"
     return f"{title}\n{_table(head, lines)}\n"
+
+
+def _on_gpu(results: Mapping[str, Any]) -> str:
+    """The same on a GPU, and why a form did not run there."""
+    models: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in results["rows"]:
+        case = row["case"]
+        rows = models.setdefault(f"{case['library']} {case['model']}", {})
+        rows[str(case["ratio"])] = row
+    lines, notes = [], []
+    for model, rows in models.items():
+        for way, title in _WAYS.items():
+            found = [rows[r]["speedup"].get(way) if r in rows else None for r in _RATIOS]
+            lines.append([model, title, *(_figure(value, ".2f") for value in found)])
+        for ratio, row in rows.items():
+            for form, why in _reasons(row):
+                notes.append(f"- {model} at {ratio}, {form}: {why}")
+    table = _table(["model", "form", *_RATIOS], lines)
+    parts = [_ON_GPU.format(**results["environment"]), table, ""]
+    return "\n".join([*parts, *notes, ""] if notes else parts)
+
+
+def _reasons(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What did not run, and why."""
+    eager = {"ours": row["ours"], **row["peers"]}
+    ways = {"eager": eager, **{way: row.get(way, {}) for way in _WAYS if way != "eager"}}
+    return [
+        (f"{_WAYS[way]}, {'transformed' if form == 'ours' else 'unmodified'}", why)
+        for way, forms in ways.items()
+        for form, why in forms.items()
+        if isinstance(why, str)
+    ]

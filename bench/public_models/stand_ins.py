@@ -3,7 +3,8 @@
 
 Importing deepctr_torch or torch_rechub brings in scikit-learn, pandas and requests, 300 MB and a
 call over the network, of which no `forward` uses anything. A stand-in can be imported; whatever is
-taken from it raises when it is called.
+taken from it raises when it is called. It takes the package's place where that is installed too, so
+that the libraries are the same on every machine.
 """
 
 from __future__ import annotations
@@ -32,19 +33,11 @@ class StandIn(ModuleType):
 
 @contextmanager
 def stand_ins(names: tuple[str, ...] = UNUSED) -> Iterator[None]:
-    """Within it, imports of packages that are not installed find stand-ins."""
-    missing = [name for name in names if name not in sys.modules and not _is_installed(name)]
+    """Within it, imports of packages that are not imported yet find stand-ins."""
+    missing = [name for name in names if name not in sys.modules]
     sys.modules.update({name: StandIn(name) for name in missing})
     try:
         yield
     finally:
         for name in missing:
             del sys.modules[name]
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        __import__(name)
-    except ImportError:
-        return False
-    return True

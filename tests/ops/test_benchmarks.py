@@ -140,6 +140,10 @@ SCRIPTS = {
         ["kernels/lce/lce_sm90.cuh", "kernels/bmm/bmm.cu", "torch_ops/target_attention.cpp"],
         ["src/runtime/", "src/server/"],
     ),
+    "bench_models/cuda": (
+        ["kernels/linear/linear.cu", "kernels/bmm/bmm.cu", "torch_ops/expand.cpp"],
+        ["src/runtime/", "src/server/"],
+    ),
     "profile_cuda/lce": (["torch_ops/packed_weight.cpp"], ["linear"]),
     "profile_cuda/target_attention": (["kernels/device/cta_groups.cuh"], ["lce"]),
 }

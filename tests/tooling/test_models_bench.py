@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of public models, on small models of ours: statuses, figures, page, stand-ins."""
 
+import functools
 import importlib
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bench import bench_models
-from bench.public_models import measure, page
+from bench.public_models import measure, on_gpu, page
 from bench.public_models.case import Case, Cure
 from bench.public_models.stand_ins import stand_ins
 
@@ -134,6 +136,137 @@ def test_page_says_what_is_not_moved(rows: list[dict[str, Any]]) -> None:
     facts = {"device": "a CPU", "threads": 2, "torch": "2", "date": "today"}
     text = page.text({"environment": facts, "rows": [row]})
     assert "- ours good: what is not moved: aten.x mixes" in text
+
+
+@pytest.fixture(scope="module")
+def prepared() -> on_gpu.Prepared:
+    return on_gpu.Prepared.of(GOOD, "cpu")
+
+
+@pytest.fixture(scope="module")
+def gpu_rows(
+    prepared: on_gpu.Prepared, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What `--device cuda` writes, of a small model on the CPU: packages and all."""
+    folder, rows = tmp_path_factory.mktemp("packages"), []
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(on_gpu, "Builds", lambda jobs, _: _Built(jobs))
+    monkeypatch.setattr(
+        on_gpu,
+        "build",
+        lambda name, form, device, path: on_gpu.write_package(
+            {GOOD.name: prepared}[name], form, path
+        ),
+    )
+    try:
+        jobs = {(GOOD.name, form): folder / f"{form}.pt2" for form in on_gpu.FORMS}
+        sizes = {1: (6, 6), 4: (2, 8)}
+        failed = on_gpu.run([GOOD], jobs, "cpu", sizes, workers=1, add=rows.append)
+    finally:
+        monkeypatch.undo()
+    assert failed == []
+    assert {path.name for path in folder.iterdir()} == {"ours.pt2", "replicated.pt2"}
+    return rows
+
+
+class _Built:
+    """Jobs done in this process."""
+
+    def __init__(self, jobs: dict[Any, Callable[[], None]]) -> None:
+        for job in jobs.values():
+            job()
+
+    def reasons(self) -> dict[Any, str]:
+        return {}
+
+
+def test_gpu_rows(gpu_rows: list[dict[str, Any]]) -> None:
+    facts = [(row["case"]["ratio"], row["case"]["U"], row["case"]["B"]) for row in gpu_rows]
+    assert facts == [(1, 6, 6), (4, 2, 8)]
+    for row in gpu_rows:
+        assert row["case"]["model"] == "good"
+        assert 0 < row["max_error"] < 1e-5
+        eager, package = row["peers"]["replicated"] / row["ours"], row["package"]
+        speedup = {"eager": eager, "package": package["replicated"] / package["ours"]}
+        assert row["speedup"] == pytest.approx(speedup)
+        assert on_gpu.line_of(row).startswith(f"ours.good ratio {row['case']['ratio']}: eager ")
+
+
+def test_what_is_wrong_or_fails_on_the_gpu_has_no_speed(prepared: on_gpu.Prepared) -> None:
+    def off(*_: Tensor) -> list[Tensor]:
+        return [torch.full((8, 1), 3.0)]
+
+    packages: dict[str, on_gpu.Package] = {"ours": off, "replicated": "no compiler"}
+    row = on_gpu.row_of(GOOD, prepared, packages, (2, 8), 4)
+    assert row["package"]["ours"].startswith("wrong result: error ")
+    assert row["package"]["replicated"] == "no compiler"
+    assert set(row["speedup"]) == {"eager"}
+    assert on_gpu.failures([row]) == [f"ours.good at ratio 4, package: {row['package']['ours']}"]
+
+    def fails(*_: Tensor) -> list[Tensor]:
+        raise RuntimeError("no memory")
+
+    row = on_gpu.row_of(GOOD, prepared, packages | {"ours": fails}, (2, 8), 4)
+    assert row["package"]["ours"] == "RuntimeError: no memory"
+
+
+def test_packages_are_built_in_a_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = {
+        ("a", "ours"): functools.partial(Path.touch, tmp_path / "a"),
+        ("b", "ours"): functools.partial(Path.read_text, tmp_path / "b"),
+    }
+    reasons = on_gpu.Builds(jobs, workers=1).reasons()
+    assert (tmp_path / "a").exists()
+    assert set(reasons) == {("b", "ours")}
+    assert reasons["b", "ours"].startswith("FileNotFoundError: ")
+    assert "('a', 'ours'): built after " in capsys.readouterr().out
+
+
+def test_page_of_a_gpu(rows: list[dict[str, Any]], gpu_rows: list[dict[str, Any]]) -> None:
+    facts = {"device": "a CPU", "threads": 2, "torch": "2", "date": "today"}
+    cpu = {"environment": facts, "rows": [rows[1]]}
+    first, second = gpu_rows
+    first = first | {"speedup": {"eager": 1.5, "package": 2.25, "replayed": 3.0}}
+    second = second | {"speedup": {"eager": 4.0}, "replayed": {"ours": "no graph"}}
+    second |= {"case": second["case"] | {"ratio": 64}}
+    gpu = {"environment": facts | {"device": "a GPU"}, "rows": [first, second]}
+    text = page.text(cpu, gpu)
+    assert "Measured on a GPU, PyTorch 2, today." in text
+    assert "| ours good | eager | 1.50 | - | 4.00 | - |" in text
+    assert "| ours good | package | 2.25 | - | - | - |" in text
+    assert "| ours good | package as a CUDA graph | 3.00 | - | - | - |" in text
+    assert "- ours good at 64, package as a CUDA graph, transformed: no graph" in text
+    without = page.text(cpu)
+    assert "GPU" not in without
+    assert text.startswith(without)
+
+
+@pytest.mark.parametrize("option", ["--packages", "--page"])
+def test_the_gpu_is_measured_alone(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_models, "cases", lambda: [GOOD])
+    monkeypatch.setattr(sys, "argv", ["bench_models", "--device", "cuda", option])
+    with pytest.raises(SystemExit):
+        bench_models.arguments_of()
+    assert "--device cuda must come without --only" in capsys.readouterr().err
+
+
+def test_the_page_takes_the_gpu_file_where_it_is_there(
+    rows: list[dict[str, Any]],
+    gpu_rows: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = {"device": "a CPU", "threads": 2, "torch": "2", "date": "today"}
+    for name in ("RESULT", "ON_GPU", "PAGE"):
+        monkeypatch.setattr(bench_models, name, tmp_path / name)
+    bench_models.RESULT.write_text(json.dumps({"environment": facts, "rows": [rows[1]]}))
+    bench_models.write_page()
+    assert "## On a GPU" not in bench_models.PAGE.read_text()
+    bench_models.ON_GPU.write_text(json.dumps({"environment": facts, "rows": gpu_rows}))
+    bench_models.write_page()
+    assert "## On a GPU" in bench_models.PAGE.read_text()
 
 
 def test_stand_ins_cannot_be_used() -> None:

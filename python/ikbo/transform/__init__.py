@@ -145,7 +145,7 @@ def transform(
     }
     spec = replace(spec, pays_from=pays)
     roles = captured.roles | {INDEX: "index"}
-    module = TransformedModule(program, roles, spec, captured.caller_of(module_of(model)), captured)
+    module = TransformedModule(program, roles, spec, module_of(model), captured)
     _verify(model, captured, module.run_nested, two_levels(captured.flat_roles, limits))
     return module
 

@@ -13,10 +13,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ikbo.transform.capture import Captured
+from ikbo.transform.direct import FlatModule, is_plain
 from ikbo.transform.packed import Layout
 
 # What a call raises whose arguments are no such containers, or whose leaves are no tensors.
@@ -28,7 +30,7 @@ Entry = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 def entry(
     captured: Captured,
-    unmodified: Callable[..., Any],
+    unmodified: nn.Module | ExportedProgram,
     structure: pytree.TreeSpec,
     examples: Sequence[Any],
     limits: tuple[int, int],
@@ -42,7 +44,7 @@ def entry(
 
     Args:
         captured: the unmodified model.
-        unmodified: the model to call, with the arguments of the unmodified model.
+        unmodified: the same as the caller gave it.
         structure, examples: of the module's arguments, `(args, kwargs)`; the index is the last.
         limits: (max_users, max_candidates).
         pays_from: pairs (U, B) as `Spec.pays_from` has them; none if the transformed form always
@@ -90,12 +92,6 @@ def entry(
     return constants["call"]
 
 
-def is_plain(structure: pytree.TreeSpec) -> bool:
-    """Whether a structure is of lists, tuples and dicts alone, which can be written out."""
-    is_node = structure.type in (list, tuple, dict)
-    return structure.is_leaf() or (is_node and all(map(is_plain, structure.children())))
-
-
 def _unpacked(structure: pytree.TreeSpec, names: Sequence[str]) -> list[str]:
     """Lines that name the leaves of `(args, kwargs)`, or raise one of the misfits."""
     if not is_plain(structure):
@@ -124,6 +120,13 @@ def _unmodified(captured: Captured, constants: dict[str, Any]) -> str:
         for i, role in enumerate(captured.flat_roles)
     )
     inputs = [_joined(captured, layout, rows, constants) for layout in captured.layouts]
+    if isinstance(constants["unmodified"], ExportedProgram):
+        program = constants["unmodified"]
+        constants |= {"unmodified": FlatModule(program).forward}
+        constants |= {"results": program.call_spec.out_spec}
+        call = f"unmodified({', '.join(inputs)})"
+        is_nested = is_plain(program.call_spec.out_spec)
+        return f"return {call if is_nested else f'pytree.tree_unflatten({call}, results)'}"
     if not is_plain(captured.structure):
         return (
             f"args, kwargs = pytree.tree_unflatten([{', '.join(inputs)}], inputs); "

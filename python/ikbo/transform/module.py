@@ -3,20 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.export import ExportedProgram
-from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
 from ikbo._autograd import below_autograd
 from ikbo.transform.calls import check_call
 from ikbo.transform.capture import Captured
-from ikbo.transform.entry import entry, is_plain
+from ikbo.transform.direct import FlatModule, is_plain
+from ikbo.transform.entry import entry
 from ikbo.transform.spec import Spec
 
 
@@ -46,7 +46,7 @@ class TransformedModule(nn.Module):
         program: ExportedProgram,
         roles: Mapping[str, str],
         spec: Spec,
-        unmodified: Callable[..., Any],
+        unmodified: nn.Module | ExportedProgram,
         captured: Captured,
     ) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class TransformedModule(nn.Module):
         self.columns = dict(spec.columns)
         self.spec = spec
         self.captured = captured
-        self.module = _flat_module(program)
+        self.module = FlatModule(program)
         args, kwargs = program.example_inputs
         leaves, self._structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
         self._names = list(kwargs)
@@ -123,21 +123,3 @@ def _in_order(value: Any, structure: pytree.TreeSpec) -> Any:
     if is_plain and len(value) == len(children):
         return type(value)(map(_in_order, value, children))
     return value
-
-
-def _flat_module(program: ExportedProgram) -> nn.Module:
-    """A program as a module on flat inputs, without checks of its own.
-
-    It returns what the program does, flat where that cannot be written out.
-    """
-    module = program.module(check_guards=False)
-    # Torch's own hooks check the inputs of each call, for half of a small model's time.
-    module._forward_pre_hooks.clear()
-    module._forward_hooks.clear()
-    graph: Any = module.graph
-    if is_plain(program.call_spec.out_spec):
-        output = graph.output_node()
-        output.args = (pytree.tree_unflatten(output.args[0], program.call_spec.out_spec),)
-    graph.set_codegen(CodeGen())
-    module.recompile()  # type: ignore[operator]
-    return module

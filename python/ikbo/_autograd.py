@@ -13,6 +13,11 @@ from ikbo._function_transforms import GuardedLibrary, register_vmap
 
 _LIBRARY = GuardedLibrary("ikbo", "FRAGMENT")
 
+# A context in which operators are called without their backward formulas: those are Python, which
+# each call passes through also where no gradient is asked for. Not for forward mode, which
+# torch.no_grad() does not turn off.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
 # In the order of the arguments; a list for a list of tensors.
 Grads = tuple[Tensor | list[Tensor | None] | None, ...]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -177,9 +178,14 @@ def _layout(query: _Query, values: Mapping[str, Any]) -> list[Any]:
 def _symbol_values(program: ExportedProgram, inputs: Sequence[Tensor]) -> dict[Any, int]:
     """Size symbol of the program to its value for `inputs`."""
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    taken = [
+        placeholders[spec.arg.name].meta["val"]
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+    ]
     values = {}
-    for name, tensor in zip(program.graph_signature.user_inputs, inputs, strict=True):
-        for size, actual in zip(placeholders[name].meta["val"].shape, tensor.shape, strict=True):
+    for value, tensor in zip(taken, inputs, strict=True):
+        for size, actual in zip(value.shape, tensor.shape, strict=True):
             if isinstance(size, torch.SymInt):
                 values[size.node.expr] = actual
     return values

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ikbo._autograd import below_autograd
 from ikbo.transform.device_costs import DeviceCosts
 
 # An element-wise operator and a product `[rows, width] x [width, width]` of a size that ranking
@@ -47,7 +48,8 @@ def calibrate(
         found = "no GPU is found" if device == "cuda" else "it must be cpu or cuda"
         raise ValueError(f"ikbo.calibrate: device {device!r} cannot be measured: {found}")
     measured = _Measurement(device, seconds, progress or (lambda _: None))
-    with torch.no_grad():
+    # As a transformed module runs its operators.
+    with torch.no_grad(), below_autograd():
         return measured.costs()
 
 

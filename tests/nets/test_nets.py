@@ -89,8 +89,9 @@ def requests(name: str) -> tuple[Inputs, Inputs, Tensor]:
 def calls(name: str, *targets: Any) -> list[list[Any]]:
     """The calls that the walked model, which stands for the transformed one, makes of each."""
     user, item, index = requests(name)
+    walk = made(name).factored  # outside of the count: making it walks over the model
     with torch.no_grad(), quiet(), Calls(*targets) as seen:
-        made(name).factored(user, item, cand_to_user=index)
+        walk(user, item, cand_to_user=index)
     return list(seen.arguments.values())
 
 
@@ -180,8 +181,11 @@ def test_causal_rows_of_users_stay_causal() -> None:
 def test_fields_that_the_net_transposes_are_compressed_in_place() -> None:
     """Wukong's first layer: the product whose transpose `bmm` reads is one `ikbo::lce`, and so are
     the compression and the residual, which is added to a value of the candidate."""
-    found = exported_calls("wukong", torch.ops.ikbo.lce.default)
+    lce = torch.ops.ikbo.lce.default
+    found = exported_calls("wukong", lce)
     assert sorted(args[2].meta["val"].shape[0] for args in found) == [3, 4, 8]
+    [found] = calls("wukong", lce)
+    assert sorted(args[2].shape[0] for args in found) == [3, 4, 8]
 
 
 def test_transposed_embeddings_of_users_are_copied_before_a_compression() -> None:

@@ -25,7 +25,6 @@ from ikbo.transform.module import TransformedModule
 from ikbo.transform.spec import Spec
 from ikbo.transform.spec_build import build_spec
 from ikbo.transform.split import export, factor
-from ikbo.transform.verify import module_of
 from ikbo.transform.verify import verify as _verify
 
 __all__ = [
@@ -145,7 +144,7 @@ def transform(
     }
     spec = replace(spec, pays_from=pays)
     roles = captured.roles | {INDEX: "index"}
-    module = TransformedModule(program, roles, spec, captured.caller_of(module_of(model)), captured)
+    module = TransformedModule(program, roles, spec, model, captured)
     _verify(model, captured, module.run_nested, two_levels(captured.flat_roles, limits))
     return module
 

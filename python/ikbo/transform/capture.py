@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -81,21 +81,6 @@ class Captured:
         rest = iter(flat)
         joined = [layout.join(rest) for layout in self.layouts]
         return pytree.tree_unflatten(joined, self.structure)
-
-    def caller_of(self, unmodified: nn.Module) -> Callable[[list[Any]], Any]:
-        """A call of the unmodified model on flat inputs, all with one batch size."""
-        is_flat = all(isinstance(x, Tensor) for x in (*self.args, *self.kwargs.values()))
-        is_plain = all(layout == Layout() for layout in self.layouts)
-        names, count = tuple(self.kwargs), len(self.args)
-
-        def call(flat: list[Any]) -> Any:
-            if is_flat and is_plain:
-                kwargs = dict(zip(names, flat[count:], strict=True))
-                return unmodified(*flat[:count], **kwargs)
-            args, kwargs = self.nest_joined(flat)
-            return unmodified(*args, **kwargs)
-
-        return call
 
     @property
     def columns(self) -> dict[str, tuple[int, ...]]:

@@ -259,13 +259,3 @@ def _first(users: int, forms: Forms, limit: int) -> int:
         else:
             low = middle + 1
     return low
-
-
-def is_faster(table: Sequence[Sizes], num_users: int, num_candidates: int) -> bool:
-    """Whether the transformed form is the faster one, by what `pays_from` found."""
-    least = table[0][1]
-    for users, candidates in table:
-        if users > num_users:
-            break
-        least = candidates
-    return num_candidates >= least

@@ -35,7 +35,7 @@ class DeviceCosts:
         gather_bytes_per_s: written by `index_select` of rows.
         op_us: of one eager operator whatever its size, in microseconds.
         product_us: of one eager product.
-        own_op_us: of one eager operator of ikbo.
+        own_op_us: of one eager operator of ikbo; `expand` counts as any operator.
         view_us: of one eager view.
         package_product_us: of one product inside a package.
         package_kernel_us: of any other kernel inside a package.

@@ -97,7 +97,7 @@ def _launch_us(target: torch._ops.OpOverload, costs: DeviceCosts, in_package: bo
     is_product = target.overloadpacket in cost.FLOPS
     if in_package:
         return costs.package_product_us if is_product else costs.package_kernel_us
-    if target.namespace == "ikbo":
+    if target.namespace == "ikbo" and target is not ops.expand.default:
         return costs.own_op_us
     return costs.product_us if is_product else costs.op_us
 

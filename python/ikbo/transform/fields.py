@@ -12,9 +12,31 @@ from torch import Tensor
 
 from ikbo.transform.forms import Product
 
+aten = torch.ops.aten
+
 # Fields that a tensor must have to be read where it lies. Kernels fill each tensor of a list up to
 # blocks of 32: a model that stacks single embeddings would compute zeros for the most part.
 _MIN_FIELDS = 16
+
+# Up to this width of an embedding `weight @ x` is one product over all rows, on transposed fields:
+# torch would repeat the weight for each row of the batch, and multiply by so few columns each time.
+_NARROW = 8
+
+
+def product(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`weight @ x + bias`, along the fields of `x`, `[..., N, D]`; one bias value per field."""
+    if x.shape[-1] <= _NARROW:
+        *batch, fields, width = x.shape
+        rows = torch.nn.functional.linear(x.mT.reshape(-1, fields), weight, bias)
+        return rows.view(*batch, width, weight.shape[0]).mT
+    out = torch.matmul(weight, x)
+    return out if bias is None else out + bias.unsqueeze(-1)
+
+
+def called(target: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operator of the model, a product along narrow fields as `product`."""
+    is_product = target is aten.matmul.default and args[0].ndim == 2 and args[1].ndim > 2
+    return product(*args) if is_product else target(*args, **kwargs)
 
 
 def turned(user: Product, cand: Product) -> tuple[Product, Product] | None:
@@ -30,7 +52,12 @@ def turned(user: Product, cand: Product) -> tuple[Product, Product] | None:
 
 
 def lce(e_cand: Tensor, pieces: Sequence[Tensor] | None, e_user: Tensor, *others: Any) -> Tensor:
-    """`ikbo::lce`, of which `e_cand` may be the concatenation of `pieces`."""
+    """`ikbo::lce`, of which `e_cand` may be the concatenation of `pieces`.
+
+    Of embeddings with one value it is an `ikbo::linear`.
+    """
+    if e_cand.shape[-1] == 1:
+        return torch.ops.ikbo.linear(e_user.squeeze(-1), e_cand.squeeze(-1), *others).unsqueeze(-1)
     if pieces and all(piece.shape[1] >= _MIN_FIELDS for piece in pieces):
         return torch.ops.ikbo.lce.list(e_user, list(pieces), *others)
     return torch.ops.ikbo.lce(e_user, e_cand, *others)

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.autograd import forward_ad
 from torch.export import ExportedProgram
-from torch.fx.graph import CodeGen
 from torch.utils import _pytree as pytree
 
+from ikbo._autograd import below_autograd
 from ikbo.transform.calls import check_call
 from ikbo.transform.capture import Captured
-from ikbo.transform.choose import is_faster
+from ikbo.transform.direct import FlatModule, is_plain
+from ikbo.transform.entry import entry
 from ikbo.transform.spec import Spec
 
 
@@ -44,7 +46,7 @@ class TransformedModule(nn.Module):
         program: ExportedProgram,
         roles: Mapping[str, str],
         spec: Spec,
-        unmodified: Callable[[list[Tensor]], Any],
+        unmodified: nn.Module | ExportedProgram,
         captured: Captured,
     ) -> None:
         super().__init__()
@@ -53,96 +55,62 @@ class TransformedModule(nn.Module):
         self.columns = dict(spec.columns)
         self.spec = spec
         self.captured = captured
-        self.module = _flat_module(program)
-        # What it closes over is the caller's model: neither a part of this one nor copied with it.
-        self._unmodified = unmodified
+        self.module = FlatModule(program)
         args, kwargs = program.example_inputs
         leaves, self._structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
         self._names = list(kwargs)
-        # Of calls without containers, the number of positional arguments.
-        is_flat = all(isinstance(x, Tensor) for x in (*args, *kwargs.values()))
-        self._flat_args = len(args) if is_flat else None
-        sides = iter(self.roles.values())
-        self._is_of_user = [isinstance(x, Tensor) and next(sides) == "user" for x in leaves]
-        self._user_places = [i for i, is_of_user in enumerate(self._is_of_user) if is_of_user]
-        self._examples = [
-            (x.dtype, x.device, list(x.shape[1:])) if isinstance(x, Tensor) else x for x in leaves
-        ]
         self._out_spec = program.call_spec.out_spec
+        limits = (spec.max_users, spec.max_candidates)
+        # What it closes over is the caller's model: neither a part of this one nor copied with it.
+        self._entry = entry(
+            captured, unmodified, self._structure, leaves, limits, spec.pays_from.get("eager", ())
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = self._flatten(args, kwargs)
         if torch.compiler.is_compiling():
-            return self.run_transformed(leaves)
-        sizes = self._sizes(leaves)
-        if sizes is None:
-            limits = {"U": self.spec.max_users, "B": self.spec.max_candidates}
-            check_call(self.exported_program, self.roles, limits, args, kwargs)
-            raise ValueError(
-                "ikbo: a transformed module: what is no tensor must be as in the example inputs"
-            )
-        table = self.spec.pays_from.get("eager")
-        if table and not is_faster(table, *sizes):
-            return self.run_unmodified(leaves)
-        return self.run_transformed(leaves)
+            return self.run_nested(*args, **kwargs)
+        return self._entry(self, args, kwargs)
 
     def run_nested(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the transformed form whatever the batch, called as the module is."""
-        return self.run_transformed(self._flatten(args, kwargs))
+        return self.run_transformed(self.flatten(args, kwargs))
 
-    def run_transformed(self, leaves: list[Any]) -> Any:
+    def run_transformed(self, leaves: Sequence[Any]) -> Any:
         """The result of the transformed form, on flat inputs."""
-        results = self.module(*leaves)
-        return (
-            results[0]
-            if self._out_spec.is_leaf()
-            else pytree.tree_unflatten(results, self._out_spec)
-        )
+        program = self._modules["module"]
+        assert program is not None
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            results = program.forward(*leaves)
+        else:
+            with below_autograd():
+                results = program.forward(*leaves)
+        if is_plain(self._out_spec):
+            return results
+        return pytree.tree_unflatten(results, self._out_spec)
 
-    def run_unmodified(self, leaves: list[Any]) -> Any:
-        """The result of the unmodified model on flat inputs, its users repeated."""
-        *rows, index = leaves
-        for place in self._user_places:
-            rows[place] = rows[place].index_select(0, index)
-        return self._unmodified(rows)
+    def refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """Raises TypeError or ValueError: why the module cannot be called with these arguments."""
+        limits = {"U": self.spec.max_users, "B": self.spec.max_candidates}
+        check_call(self.exported_program, self.roles, limits, args, kwargs)
+        raise ValueError(
+            "ikbo: a transformed module: what is no tensor must be as in the example inputs"
+        )
 
     def report(self) -> str:
         """The spec as a table; see `Spec.table`."""
         return self.spec.table()
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The flat inputs of a call; none where its structure is not that of the examples."""
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flat inputs of a call, which is refused where they are nested otherwise."""
         if kwargs.keys() != set(self._names):
-            return []
-        if self._flat_args is not None:
-            # What is no tensor fails the check of its type.
-            return [*args, *map(kwargs.get, self._names)] if len(args) == self._flat_args else []
-        ordered = {name: kwargs[name] for name in self._names}
-        leaves, structure = pytree.tree_flatten((args, ordered))
-        if structure == self._structure:
-            return leaves
-        leaves, structure = pytree.tree_flatten(_in_order((args, ordered), self._structure))
-        return leaves if structure == self._structure else []
-
-    def _sizes(self, leaves: list[Any]) -> tuple[int, int] | None:
-        """(U, B) of flat inputs; None if they are not as the example inputs are."""
-        if not leaves:
-            return None
-        sizes: dict[bool, int] = {}
-        for x, example, is_of_user in zip(leaves, self._examples, self._is_of_user, strict=True):
-            if type(example) is not tuple:
-                if isinstance(x, Tensor) or x != example:
-                    return None
-                continue
-            dtype, device, row = example
-            if not isinstance(x, Tensor) or x.dtype != dtype or x.device != device:
-                return None
-            count, *rest = x.shape or (0,)
-            if rest != row or sizes.setdefault(is_of_user, count) != count:
-                return None
-        users, candidates = sizes[True], sizes[False]
-        fits = 0 < users <= self.spec.max_users and 0 < candidates <= self.spec.max_candidates
-        return (users, candidates) if fits else None
+            self.refuse(args, kwargs)
+        value = (args, {name: kwargs[name] for name in self._names})
+        leaves, structure = pytree.tree_flatten(value)
+        if structure != self._structure:
+            leaves, structure = pytree.tree_flatten(_in_order(value, self._structure))
+        if structure != self._structure:
+            self.refuse(args, kwargs)
+        return leaves
 
 
 def _in_order(value: Any, structure: pytree.TreeSpec) -> Any:
@@ -155,14 +123,3 @@ def _in_order(value: Any, structure: pytree.TreeSpec) -> Any:
     if is_plain and len(value) == len(children):
         return type(value)(map(_in_order, value, children))
     return value
-
-
-def _flat_module(program: ExportedProgram) -> nn.Module:
-    """A program as a module that takes and returns flat values, without checks of its own."""
-    module = program.module(check_guards=False)
-    # Torch's own hooks check the inputs of each call, for half of a small model's time.
-    module._forward_pre_hooks.clear()
-    module._forward_hooks.clear()
-    module.graph.set_codegen(CodeGen())  # type: ignore[operator,union-attr]
-    module.recompile()  # type: ignore[operator]
-    return module

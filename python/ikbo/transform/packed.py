@@ -45,8 +45,13 @@ class Packed:
 
     def join(self, user: Tensor, cand: Tensor) -> Tensor:
         """The tensor with all columns, of parts with one batch size."""
-        order = torch.tensor(self.columns("user") + self.columns("cand"), device=user.device)
-        return torch.cat([user, cand], self.axis).index_select(self.axis, order.argsort())
+        order = self.order(user.device)
+        return torch.cat([user, cand], self.axis).index_select(self.axis, order)
+
+    def order(self, device: torch.device) -> Tensor:
+        """Where each column lies in both parts side by side."""
+        places = self.columns("user") + self.columns("cand")
+        return torch.tensor(sorted(range(self.width), key=places.__getitem__), device=device)
 
     def form(self, user: Tensor, cand: Tensor) -> Concat:
         """The tensor with all columns as a form, of parts at U and at B."""

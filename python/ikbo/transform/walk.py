@@ -162,9 +162,7 @@ class Walk:
             if term.kind == "linear":
                 out = torch.nn.functional.linear(term.x.tensor, weight, bias)
             else:
-                out = torch.matmul(weight, term.x.tensor)
-                if bias is not None:
-                    out = out + bias.unsqueeze(-1)
+                out = fields.product(weight, term.x.tensor, bias)
         return type(term.x)(out, term.x.rows)
 
     def add_up(self, total: Sum, activation: str = "none") -> Tensor:
@@ -275,7 +273,7 @@ class Walk:
             return f.at(x, self.num_users)
 
         args, kwargs = f.map_leaves(read, (args, kwargs))
-        return _wrap(User, target(*args, **kwargs), where)
+        return _wrap(User, fields.called(target, args, kwargs), where)
 
     def _at_candidates(self, target: Any, args: Any, kwargs: Any, reason: Any, where: Any) -> Any:
         def read(x: Any) -> Any:
@@ -284,7 +282,7 @@ class Walk:
             return f.at(x, self.num_candidates)
 
         args, kwargs = f.map_leaves(read, (args, kwargs))
-        return _wrap(Cand, target(*args, **kwargs), where)
+        return _wrap(Cand, fields.called(target, args, kwargs), where)
 
 
 def _wrap(kind: Callable[[Tensor, Any], Any], out: Any, where: Any) -> Any:

@@ -384,7 +384,7 @@ def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--training", action="store_true", help="training steps instead")
     parser.add_argument("--table", action="store_true", help="print the result file, no more")
     parser.add_argument("--workers", type=int, default=1, help="processes that build packages (1)")
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch (2)")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch (1)")
     parser.add_argument("--output", type=Path, help="folder of the result file")
     args = parser.parse_args(argv)
     for what, given, known in (("--nets", args.nets, NETS), ("--ratios", args.ratios, RATIOS)):

@@ -37,7 +37,7 @@ from ikbo.testing.bench import REPOSITORY, RESULTS, source_hash, write_results
 from ikbo.testing.bench_results import ResultFile
 from ikbo.testing.bench_sources import cuda_sources
 
-THREADS = 2
+THREADS = 1
 PAGE = REPOSITORY / "docs" / "models.md"
 RESULT = RESULTS / "models.json"
 ON_GPU = RESULTS / "models-h200.json"

@@ -188,11 +188,12 @@ def compared(
     return largest, is_close
 
 
-def work(captured: Captured, ours: nn.Module) -> dict[str, Any]:
+def work(captured: Captured, ours: TransformedModule) -> dict[str, Any]:
     """FLOPs per candidate: of the unmodified model, the user's of them, and what is left.
 
     `moved_share` is how much of the user's work left the candidates, `left_over_minimum` what is
-    left over what users do not determine; both are null where there is none.
+    left over what users do not determine; both are null where there is none. Of the transformed
+    form, whichever form such a run takes.
     """
     found = user_work(captured)
     before, user = sum(w.flops for w in found), sum(w.user for w in found)
@@ -202,7 +203,7 @@ def work(captured: Captured, ours: nn.Module) -> dict[str, Any]:
         args, kwargs = Request.of(captured, 1, count).ours
         counter = FlopCounterMode(display=False, custom_mapping=COUNTER_FORMULAS)
         with counter, torch.no_grad():
-            ours(*args, **kwargs)
+            ours.run_nested(*args, **kwargs)
         totals.append(counter.get_total_flops())
     left = (totals[1] - totals[0]) / (counts[1] - counts[0])
     return {

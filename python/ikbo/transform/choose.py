@@ -158,21 +158,17 @@ class Forms:
             runs: the range.
         """
         found: dict[str, str] = {}
-        whole = {corner: self.transformed(*corner) for corner in runs.corners()}
         for node in self._captured.program.graph.nodes:
             pieces = self.after.get(node.name)
             if not pieces or node.name in blocked or node.name not in self.before:
                 continue
             group = [node.name, *self._joined_to(node)]
             kept = [p for name in group for p in self.before[name]] + self._inputs_of(node)
-            split, unsplit = partial(estimate.total, pieces), partial(estimate.total, kept)
-            if all(math.isclose(split(*c), unsplit(*c)) for c in whole):
-                continue
-            # Of the model's time: a microsecond in the smallest runs counts for little.
-            without = {c: time - split(*c) + unsplit(*c) for c, time in whole.items()}
-            models = [lambda *c: whole[c], lambda *c, t=without: t[c]]
-            if best_of(models, whole) == 1:
-                why = _reason(split, unsplit, list(whole))
+            times = [partial(estimate.total, pieces), partial(estimate.total, kept)]
+            split, unsplit = times
+            is_same = all(math.isclose(split(*c), unsplit(*c)) for c in runs.corners())
+            if not is_same and best_of(times, runs.corners()) == 1:
+                why = _reason(split, unsplit, runs.corners())
                 found |= dict.fromkeys(group, why)
         return found
 

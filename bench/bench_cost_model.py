@@ -5,7 +5,7 @@ Both get the same inputs, users once per user; the unmodified model repeats thei
 (`replicated`). `slowdown` in a case is the median of ours / replicated, pair by pair: calls take
 turns, in the CPU time of the one thread, so that other processes of the machine count little.
 Eager: the module that `ikbo.transform` returns by default, which chooses per batch. Package: a
-package made for the ratio, and for `usual` ratios (the default) where they hold it.
+package made for the ratio, and one for `usual` ratios (the default) that holds both forms.
 usage: bench/bench_cost_model.py [--blocks NAME,...] [--packages NAME,...]
 """
 
@@ -230,7 +230,7 @@ class Contest:
         found = []
         for ratio in (1, None):
             path = folder / f"ratio_{ratio}.pt2"
-            ikbo.package(self.transform(ratio), path)
+            ikbo.package(self.transform(ratio), path, both_forms=ratio is None)
             ours = torch._inductor.aoti_load_package(str(path))
             for users, candidates in SIZES:
                 if ratio is not None and candidates != users * ratio:

@@ -96,16 +96,14 @@ def _unit_flops(hidden: int) -> int:
 @block("A12")
 def attention_mlp_of_many_rows() -> Block:
     inputs = (lengths(), history(), floats(D))
-    return Block(
-        AttentionUnit(5), inputs, ("length", "keys"), _unit_flops(5), ("aten.linear.default",)
-    )
+    return Block(AttentionUnit(5), inputs, ("length", "keys"), _unit_flops(5))
 
 
 @block("A12")
 def attention_mlp_of_few_rows() -> Block:
     inputs = (lengths(), history(), floats(D))
     return Block(
-        AttentionUnit(12), inputs, ("length", "keys"), _unit_flops(12), ("aten.linear.default",)
+        AttentionUnit(20), inputs, ("length", "keys"), _unit_flops(20), ("aten.linear.default",)
     )
 
 

@@ -14,6 +14,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 
+from ikbo._lce import lce_in_parts
 from ikbo.reference import ACTIVATIONS
 from ikbo.transform.errors import TransformError
 from ikbo.transform.inputs import INDEX
@@ -31,20 +32,6 @@ def _linear(
     user = torch.nn.functional.linear(x_user, w_user, bias)
     cand = torch.nn.functional.linear(x_cand, w_cand)
     return ACTIVATIONS[activation](torch.ops.ikbo.expand(user, cand_to_user) + cand)
-
-
-def _lce(
-    e_user: Tensor,
-    e_cand: Tensor,
-    w_user: Tensor,
-    w_cand: Tensor,
-    bias: Tensor | None,
-    cand_to_user: Tensor,
-) -> Tensor:
-    user = torch.matmul(w_user, e_user)
-    if bias is not None:
-        user = user + bias.unsqueeze(-1)
-    return torch.ops.ikbo.expand(user, cand_to_user) + torch.matmul(w_cand, e_cand)
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ def cut(program: ExportedProgram, names: Sequence[str | None], roles: Sequence[s
         names, roles: of its flat inputs without the index: "user", "candidate", or None.
     """
     # Inside of these the user's product would be out of reach for the level around it.
-    table = {torch.ops.ikbo.linear.default: _linear, torch.ops.ikbo.lce.default: _lce}
+    table = {torch.ops.ikbo.linear.default: _linear, torch.ops.ikbo.lce.default: lce_in_parts}
     program = program.run_decompositions(table)
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     flat = [

@@ -105,7 +105,8 @@ def linear(walk: Walk, x: Form, weight: Form, bias: Form | None = None) -> Form 
     """A12: a layer over features of the user's rows and one candidate row.
 
     before: linear(cat([q, k, q - k, q * k], -1), [A, B, C, D], b) for each row k of the user
-    after:  Sum(linear(k, B - C, b) at U, linear(q, A + C) once per candidate + bmm(k, (q D).mT))
+    after:  Sum(linear(k, B - C, b) at U, linear(q, A + C) once per candidate + linear(q * k, D)),
+            or bmm(k, (B - C + q D).mT) + linear(q, A + C, b), which builds nothing of k's size
     """
     if not isinstance(x, Joined) or not isinstance(weight, Const):
         return None
@@ -113,10 +114,18 @@ def linear(walk: Walk, x: Form, weight: Form, bias: Form | None = None) -> Form 
         return None
     dims = [*x.plain_dims()[:-1], weight.tensor.shape[0]]
     sums: dict[type, list[Tensor]] = {User: [], Cand: []}
-    groups = sorted(_groups(x), key=lambda group: group[0] is Cand)
-    for number, (side, some, ranges) in enumerate(groups):
+    # The bias goes to the fewest rows.
+    groups = sorted(_groups(x), key=lambda g: (isinstance(g[1][0], Cross), g[0] is Cand))
+    read = {id(g[1][0].user.tensor) for g in groups if _is_read_by_index(g[1][0], dims[-1])}
+    taken: dict[int, Const] = {}
+    for side, some, ranges in groups:
         part = _columns(walk, weight, ranges)
-        sums[side].append(_product(walk, side, some, part, bias if number == 0 else None))
+        if len(some) == 1 and isinstance(some[0], User) and id(some[0].tensor) in read:
+            taken[id(some[0].tensor)] = part
+            continue
+        own = taken.pop(id(some[0].user.tensor), None) if isinstance(some[0], Cross) else None
+        sums[side].append(_product(walk, side, some, part, bias, own))
+        bias = None
     terms = [_added(side, tensors, dims) for side, tensors in sums.items() if tensors]
     out = Sum(terms[0], terms[1], Rows()) if len(terms) == 2 else terms[0]
     if x.view is None:
@@ -168,24 +177,43 @@ def _columns(walk: Walk, weight: Const, ranges: list[Ranges]) -> Const:
     return walk.fold(compute, f"{weight.name}_part")
 
 
-def _product(walk: Walk, side: type, some: list[Any], weight: Const, bias: Const | None) -> Tensor:
-    """The product of some values, side by side, with the columns that meet them."""
+def _product(
+    walk: Walk, side: type, some: list[Any], weight: Const, bias: Const | None, own: Const | None
+) -> Tensor:
+    """The product of some values, side by side, with the columns that meet them.
+
+    `own` meets the user's rows of a `Cross` alone.
+    """
     if isinstance(some[0], Pending) and not isinstance(some[0], Cross):
         return walk.materialise(walk.apply(aten.linear.default, some[0], weight, bias))
     matrix, added = walk.use(weight), None if bias is None else walk.use(bias)
     if isinstance(some[0], Cross):
-        return _of_cross(walk, some[0], matrix, added)
+        return _of_cross(walk, some[0], matrix, added, None if own is None else walk.use(own))
     x = together(walk, some, f.rank(some[0]) - 1, Rows())
     return torch.nn.functional.linear(x.tensor if side is Cand else walk.at_users(x), matrix, added)
 
 
-def _of_cross(walk: Walk, x: Cross, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`W (u * c)` for the rows of a user is `u (W * c).mT`: smaller where rows are many."""
-    rows, cand = x.user.tensor.shape[1], x.cand.tensor
-    if cand.shape[1] != 1 or rows <= weight.shape[0] or cand.shape[2] != x.user.tensor.shape[2]:
+def _is_read_by_index(x: Any, outputs: int) -> bool:
+    """Whether a layer of so many outputs over a product reads the user's rows by index.
+
+    `W (u * c)` for the rows of a user is `u (W * c).mT`: as many values of `W * c` as outputs, or
+    of `u * c` as rows, each written once more than it has to be.
+    """
+    if not isinstance(x, Cross) or x.cand.tensor.shape[1] != 1:
+        return False
+    rows, width = x.user.tensor.shape[1:]
+    return 2 * rows > outputs and x.cand.tensor.shape[2] == width
+
+
+def _of_cross(
+    walk: Walk, x: Cross, weight: Tensor, bias: Tensor | None, own: Tensor | None
+) -> Tensor:
+    """`W (u * c) + own u + bias`."""
+    if not _is_read_by_index(x, weight.shape[0]):
         return torch.nn.functional.linear(plain(walk, x).tensor, weight, bias)
     with at_origin(x.origin):
-        weights = weight * cand
+        cand = x.cand.tensor
+        weights = weight * cand if own is None else torch.addcmul(own, weight, cand)
     out = torch.ops.ikbo.bmm(x.user.tensor, weights, walk.cand_to_user, False, True)
     return out if bias is None else out + bias
 

@@ -231,7 +231,8 @@ def times_of(
     else:
         running = {name: call for name, call in named.items() if not isinstance(call, str)}
         reasons = {name: call for name, call in named.items() if isinstance(call, str)}
-        times = reasons | bench.interleaved(running, rounds=3)
+        with torch.inference_mode():  # as bench_cuda does
+            times = reasons | bench.interleaved(running, rounds=3)
     found: dict[str, dict[str, float | str]] = {}
     for name, ms in times.items():
         way, form = name.split()

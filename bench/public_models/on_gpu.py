@@ -231,7 +231,8 @@ def times_of(
     else:
         running = {name: call for name, call in named.items() if not isinstance(call, str)}
         reasons = {name: call for name, call in named.items() if isinstance(call, str)}
-        times = reasons | bench.interleaved(running, rounds=3)
+        with torch.inference_mode():  # as bench_cuda does
+            times = reasons | bench.interleaved(running, rounds=3)
     found: dict[str, dict[str, float | str]] = {}
     for name, ms in times.items():
         way, form = name.split()
@@ -276,7 +277,7 @@ def run(
         add: takes each row.
 
     Returns:
-        `failures`.
+        Models that could not be transformed, and `failures`.
     """
     missing = {
         name: functools.partial(build, *name, device, path)
@@ -284,11 +285,17 @@ def run(
         if not path.exists()
     }
     builds = Builds(missing, workers)
-    prepared = {case.name: Prepared.of(case, device) for case in known}
+    prepared, rows, failed = {}, [], []
+    for case in known:
+        try:
+            prepared[case.name] = Prepared.of(case, device)
+        except Exception as problem:  # the others are measured
+            failed.append(f"{case.name}: {bench_cuda.reason_of(problem)}")
     print(f"{len(prepared)} models transformed", flush=True)
     reasons = builds.reasons()
-    rows = []
     for case in known:
+        if case.name not in prepared:
+            continue
         packages = {
             form: reasons.get((case.name, form)) or loaded(jobs[case.name, form]) for form in FORMS
         }
@@ -296,7 +303,7 @@ def run(
             rows.append(row_of(case, prepared[case.name], packages, pair, ratio))
             add(rows[-1])
             print(line_of(rows[-1]), flush=True)
-    return failures(rows)
+    return failed + failures(rows)
 
 
 def line_of(row: Mapping[str, Any]) -> str:

@@ -35,9 +35,8 @@ Columns of the tables:
 _ON_GPU = """## On a GPU
 
 From `bench/results/models-h200.json`: how many times faster than the unmodified model in the same
-form, in fp32 and at the sizes above, each first compared with the unmodified model in fp64. At some
-500 candidates most of these times are launches of kernels; a CUDA graph of a package launches once.
-Measured on {device}, PyTorch {torch}, {date}.
+form, in fp32 and at the sizes above, each first compared with the unmodified model in fp64. A CUDA
+graph leaves the host's launches of kernels out. Measured on {device}, PyTorch {torch}, {date}.
 """
 _WAYS = {"eager": "eager", "package": "package", "replayed": "package as a CUDA graph"}
 

@@ -210,6 +210,18 @@ def test_what_is_wrong_or_fails_on_the_gpu_has_no_speed(prepared: on_gpu.Prepare
     assert row["package"]["ours"] == "RuntimeError: no memory"
 
 
+def test_what_is_not_transformed_on_the_gpu_fails_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(on_gpu, "Builds", lambda _jobs, _workers: _Built({}))
+    jobs = {(REFUSED.name, form): tmp_path / f"{form}.pt2" for form in on_gpu.FORMS}
+    rows: list[dict[str, Any]] = []
+    failed = on_gpu.run([REFUSED], jobs, "cpu", {4: (2, 8)}, workers=1, add=rows.append)
+    assert rows == []
+    assert len(failed) == 1
+    assert failed[0].startswith("ours.refused: TransformError: ")
+
+
 def test_packages_are_built_in_a_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = {
         ("a", "ours"): functools.partial(Path.touch, tmp_path / "a"),

@@ -461,6 +461,60 @@ def last_row_by_einsum() -> Block:
     return Block(model, (history(), floats(D)), ("user",), flops, ("aten.linear.default",))
 
 
+class Encoded(nn.Module):
+    """`nn.MultiheadAttention` over history and target; `read` says what is read of its rows."""
+
+    def __init__(self, *, padded: bool, weights: bool, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.padded, self.weights, self.read = padded, weights, read
+        self.attend = nn.MultiheadAttention(D, 2, batch_first=True)
+
+    def forward(self, length: Tensor, user: Tensor, item: Tensor) -> Tensor:
+        x = torch.cat([user, item.unsqueeze(1)], dim=1)
+        places = torch.arange(T + 1, device=user.device)
+        is_padding = (places >= length.unsqueeze(1)) & (places < T) if self.padded else None
+        y, _ = self.attend(x, x, x, key_padding_mask=is_padding, need_weights=self.weights)
+        return self.read(y)
+
+
+def _encoded(*, padded: bool, weights: bool) -> Block:
+    """A candidate's own key takes a product only where it is one of the others."""
+    model = Encoded(padded=padded, weights=weights, read=lambda y: y[:, -1])
+    keys = T + (padded or weights)
+    flops = 2 * D * 3 * D + 2 * 2 * keys * D + 2 * D * D
+    inputs = (lengths(), history(), floats(D))
+    return Block(model, inputs, ("length", "user"), flops, ("aten.linear.default",))
+
+
+@block("A16")
+def last_row_of_multihead_attention() -> Block:
+    return _encoded(padded=False, weights=False)
+
+
+@block("A16")
+def last_row_of_multihead_attention_with_weights() -> Block:
+    return _encoded(padded=False, weights=True)
+
+
+@block("A16")
+def last_row_of_padded_multihead_attention() -> Block:
+    return _encoded(padded=True, weights=False)
+
+
+@block("A16")
+def last_row_of_padded_multihead_attention_with_weights() -> Block:
+    return _encoded(padded=True, weights=True)
+
+
+@near_miss("A16")
+def all_rows_of_multihead_attention() -> Block:
+    model = Encoded(padded=True, weights=False, read=lambda y: y.tanh().sum(1))
+    rows = (T + 1) * (2 * 2 * (T + 1) * D + 2 * D * D)
+    inputs = (lengths(), history(), floats(D))
+    flops = 2 * D * 3 * D + rows
+    return Block(model, inputs, ("length", "user"), flops, ("aten.linear.default",))
+
+
 class AllRows(LastRow):
     def layer(self, x: Tensor) -> Tensor:
         return (x + torch.relu(self.ffn(x))).flip(2).mean(1)

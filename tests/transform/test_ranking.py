@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every rewrite on blocks of public models: where the work goes, near misses, results in fp64."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_results(name: str, ratio: int) -> None:
     for num_users, index in ((5, index_of(ratio)), (1, torch.zeros(ratio, dtype=torch.int32))):
         got, want = (made(name).run(num_users, index, transformed=t) for t in (True, False))
         pytree.tree_map(assert_same, got, want)
+
+
+@pytest.fixture(autouse=True)
+def _counted_attention() -> Iterator[None]:
+    """The fused operator of `nn.MultiheadAttention` has no formula of FLOPs."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
 
 
 def flops_per_candidate(name: str, *, transformed: bool) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
@@ -15,33 +16,46 @@ from ikbo.transform.rowwise_table import Axis
 
 aten = torch.ops.aten
 
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+
 # Axis, first position, end.
 Range = tuple[int, int, int]
+
+# The same, and how many elements a position has: more than 1 where axes were merged into one.
+_Merged = tuple[int, int, int, Any]
 
 
 def live_ranges(graph: Graph) -> dict[Node, Range]:
     """Per value of which not all is read: the one range of one axis that is."""
-    live: dict[Node, Range] = {}
+    live = _live(graph)
+    return {node: (axis, low, high) for node, (axis, low, high, unit) in live.items() if unit == 1}
+
+
+def _live(graph: Graph) -> dict[Node, _Merged]:
+    live: dict[Node, _Merged] = {}
     for node in reversed(graph.nodes):
         if not isinstance(node.meta.get("val"), Tensor) or not node.users:
             continue
         found = [_read(user, node, live.get(user)) for user in node.users]
-        axes = {None if some is None else some[0] for some in found}
+        axes = {None if some is None else (some[0], some[3]) for some in found}
         if len(axes) == 1 and None not in axes:
             low, high = min(x[1] for x in found if x), max(x[2] for x in found if x)
-            live[node] = (axes.pop(), low, high)  # type: ignore[assignment]
+            axis, unit = axes.pop()  # type: ignore[misc]
+            live[node] = (axis, low, high, unit)
     return live
 
 
-def _read(user: Node, node: Node, out: Range | None) -> Range | None:
+def _read(user: Node, node: Node, out: _Merged | None) -> _Merged | None:
     """What `user`, of whose result `out` is read, reads of `node`; None for all, or unknown."""
     target, args = user.target, user.args
     size = node.meta["val"].shape
     if target in (aten.select.int, aten.slice.Tensor) and args[0] is node:
         chosen = _chosen(target, args[1:], size)
-        return out if chosen == "all" else chosen
+        return out if chosen == "all" else chosen and (*chosen, 1)
     if out is None or user.op != "call_function" or not isinstance(user.meta.get("val"), Tensor):
         return None
+    if target in _VIEWS:
+        return _before_view(size, user.meta["val"].shape, out)
     axis = _axis_before(user, node, out[0])
     if axis is None or size[axis] != user.meta["val"].shape[out[0]]:
         return None
@@ -69,8 +83,6 @@ def _axis_before(user: Node, node: Node, axis: int) -> int | None:
     if target is aten.transpose.int:
         pair = [f.normal_axis(a, ndim) for a in args[1:3]]  # type: ignore[arg-type]
         return pair[1 - pair.index(axis)] if axis in pair else axis
-    if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
-        return _axis_before_view(node.meta["val"].shape, user.meta["val"].shape, axis)
     if is_pointwise(target):
         return None if (before := axis - user.meta["val"].ndim + ndim) < 0 else before
     if target in (aten.matmul.default, aten.bmm.default, aten.scaled_dot_product_attention.default):
@@ -90,12 +102,20 @@ def _axis_before(user: Node, node: Node, axis: int) -> int | None:
     return None
 
 
-def _axis_before_view(old: Any, new: Any, axis: int) -> int | None:
+def _before_view(old: Any, new: Any, out: _Merged) -> _Merged | None:
+    """A range before a view, which may have merged its axis with others, or taken it apart."""
+    axis, low, high, unit = out
+    position = unit * _product(new[axis + 1 :])  # elements, those of the axes behind it included
+    found = None
     for before in range(len(old)):
-        ahead, wanted = _product(old[:before]), _product(new[:axis])
-        if ahead == wanted and old[before] == new[axis]:
-            return before
-    return None
+        if _product(old[:before]) != _product(new[:axis]):
+            continue
+        units = sympy.sympify(position) / _product(old[before + 1 :])
+        if units == 1:
+            return (before, low, high, 1)
+        if units.is_integer:
+            found = (before, low, high, units)
+    return found
 
 
 def _product(sizes: Any) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,19 +36,31 @@ def attention(
     pieces = _pieces(walk, q)
     if pieces is None or dropout_p or f.rank(k) != f.rank(q):
         return None
-    if mask is not None and not (isinstance(mask, Const) and mask.rows is None):
+    some_of = _rows_of_mask(walk, mask, is_causal, q, k)
+    if some_of is None:
         return None
-    sizes = (f.width(q, f.rank(q) - 2), f.width(k, f.rank(k) - 2))
-    bias = walk.fold(lambda: bias_of(mask, is_causal, sizes, f.sample(q)), "mask")
     parts = []
     for part, span, is_live in pieces:
         if is_live:
-            some = piece_of(walk, bias, span, [(0, sizes[1])])
+            some = some_of(span)
             target = aten.scaled_dot_product_attention.default
             parts.append(walk.apply(target, part, k, v, some, **options))
         else:
             parts.append(_zeros(walk, part, f.width(v, f.rank(v) - 1)))
     return joined(walk, parts, q.axis, q.rows)  # type: ignore[union-attr,arg-type]
+
+
+def _rows_of_mask(
+    walk: Walk, mask: Form | None, is_causal: bool, q: Form, k: Form
+) -> Callable[[tuple[int, int]], Any] | None:
+    """What gives the mask of some rows; None where it is not known."""
+    if mask is None or (isinstance(mask, Const) and mask.rows is None):
+        sizes = (f.width(q, f.rank(q) - 2), f.width(k, f.rank(k) - 2))
+        bias = walk.fold(lambda: bias_of(mask, is_causal, sizes, f.sample(q)), "mask")
+        return lambda span: piece_of(walk, bias, span, [(0, sizes[1])])
+    if is_causal or f.rank(mask) != f.rank(q):
+        return None
+    return lambda span: _rows_of(walk, mask, span)
 
 
 @rule(aten.matmul.default, aten.bmm.default, first=True)
@@ -67,6 +80,31 @@ def product(walk: Walk, a: Form, b: Form) -> Concat | None:
         for part, _, is_live in pieces
     ]
     return joined(walk, parts, a.axis, a.rows)  # type: ignore[union-attr,arg-type]
+
+
+@rule(aten.baddbmm.default, first=True)
+def masked_product(walk: Walk, mask: Form, a: Form, b: Form, **options: Any) -> Concat | None:
+    """A16: the same with an additive mask, as `nn.MultiheadAttention` has it.
+
+    before: baddbmm(mask, cat([expand(q_u), q_c], -2), k.mT), of which the last rows are read
+    after:  Concat(-2, [zeros that nobody reads, baddbmm(mask of these rows, q_c, k.mT)])
+    """
+    pieces = _pieces(walk, a)
+    if pieces is None or f.rank(mask) != f.rank(a):
+        return None
+    parts = [
+        walk.apply(aten.baddbmm.default, _rows_of(walk, mask, span), part, b, **options)
+        if is_live
+        else _zeros(walk, part, f.width(b, f.rank(b) - 1))
+        for part, span, is_live in pieces
+    ]
+    return joined(walk, parts, a.axis, a.rows)  # type: ignore[union-attr,arg-type]
+
+
+def _rows_of(walk: Walk, mask: Form, span: tuple[int, int]) -> Any:
+    """Some rows of a mask, which may have one for all, as of padding."""
+    is_one = f.shape(mask)[-2] == 1
+    return mask if is_one else walk.apply(aten.slice.Tensor, mask, f.rank(mask) - 2, *span)
 
 
 def _pieces(walk: Walk, x: Form) -> list[Piece] | None:

@@ -32,17 +32,30 @@ def _masked(d: Draw, low: float) -> tuple[Any, ...]:
 @takes("dead_rows.attention", aten.scaled_dot_product_attention.default)
 def _(d: Draw) -> Any:
     d.live = d.choose.choice([(2, 4, 5), (2, 3, 5), (2, 2, 4), (2, 0, 1)])
-    mask = d.choose.choice([(None, 0.0, True), (), (Const(LOWER),)])
+    of_inputs = d.choose.choice([d.mask(1, 5, 5), d.mask(1, 1, 5)])
+    of_inputs.tensor[..., 0] = True
+    mask = d.choose.choice([(None, 0.0, True), (), (Const(LOWER),), (of_inputs,)])
     return *[_tokens(d, 2, 2, 4) for _ in range(3)], *mask
 
 
 @leaves("dead_rows.attention", aten.scaled_dot_product_attention.default)
-def _(d: Draw) -> Any:  # all is read; a range of heads; a mask of each user
+def _(d: Draw) -> Any:  # all is read; a range of heads
     d.live = d.choose.choice([None, (1, 0, 1), (2, 0, 5)])
-    mask = d.choose.choice([(), (d.mask(1, 5, 5),)])
-    if mask:
-        mask[0].tensor[..., 0] = True
-    return *[_tokens(d, 2, 2, 4) for _ in range(3)], *mask
+    return [_tokens(d, 2, 2, 4) for _ in range(3)]
+
+
+@takes("dead_rows.masked_product", aten.baddbmm.default)
+def _(d: Draw) -> Any:
+    d.live = d.choose.choice([(1, 3, 5), (1, 4, 5)])
+    mask = d.choose.choice([d.user(1, 3), d.cand(5, 3), d.user(5, 3)])
+    return mask, _tokens(d, 1, 4), d.choose.choice([d.user(4, 3), d.cand(4, 3)])
+
+
+@leaves("dead_rows.masked_product", aten.baddbmm.default)
+def _(d: Draw) -> Any:  # all is read; columns are
+    live, mask = d.choose.choice([(None, d.cand(5, 3)), ((2, 0, 2), d.cand(5, 3))])
+    d.live = live
+    return mask, _tokens(d, 1, 4), d.cand(4, 3)
 
 
 @takes("dead_rows.product", aten.matmul.default)

@@ -363,6 +363,11 @@ PLANTED = [
     Planted("picks.gather", "A21-search_in_a_long_history", after(doubled)),
     Planted("dead_rows.attention", "A16-last_row_of_an_encoder", after(doubled)),
     Planted("dead_rows.product", "A16-last_row_of_spelled_attention", after(doubled)),
+    Planted(
+        "dead_rows.masked_product",
+        "A16-last_row_of_padded_multihead_attention_with_weights",
+        after(doubled),
+    ),
     Planted("affine.difference", ROWS_OF_A_HISTORY, after(added)),
     Planted("crosses.cross", ROWS_OF_A_HISTORY, after(of_other_users)),
     Planted("crosses.contract", POOLING, after(doubled)),

@@ -528,6 +528,71 @@ def all_rows_of_an_encoder() -> Block:
     return Block(model, inputs, ("user",), 2 * D * 3 * D + later, ("aten.linear.default",))
 
 
+class Spelled(nn.Module):
+    """A candidate's attention to a history, spelled out, under a mask that its ids make."""
+
+    def __init__(self, heads: int, mask: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.heads, self.mask, self.table = heads, mask, embedding()
+        self.q, self.k, self.v = (nn.Linear(D, D) for _ in range(3))
+
+    def forward(self, seen: Tensor, item: Tensor) -> Tensor:
+        keys = self.table(seen)
+        q, k, v = self.q(item).unsqueeze(1), self.k(keys), self.v(keys)
+        is_padding = (seen == 0)[:, None]
+        if self.heads > 1:
+            q, k, v = (x.unflatten(2, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
+            is_padding = is_padding[:, None]
+        scores = torch.matmul(q, k.transpose(-2, -1)) / (D / self.heads) ** 0.5
+        weights = torch.softmax(self.mask(scores, is_padding), dim=-1)
+        return torch.matmul(weights, v).flatten(1)
+
+
+def _spelled(heads: int, mask: Callable[[Tensor, Tensor], Tensor]) -> Block:
+    """The query's layer, and one row over the history: its keys and values stay at U."""
+    seen = ids(T)
+    seen[:, 0] = 1
+    flops = 2 * D * D + 2 * 2 * T * D
+    return Block(
+        Spelled(heads, mask), (seen, floats(D)), ("seen",), flops, ("aten.linear.default",)
+    )
+
+
+@block("A13")
+def spelled_attention_under_a_filled_mask() -> Block:
+    return _spelled(1, lambda scores, pad: scores.masked_fill(pad, -1e9))
+
+
+@block("A13")
+def spelled_attention_of_heads_under_an_infinite_mask() -> Block:
+    return _spelled(2, lambda scores, pad: scores.masked_fill(pad, -torch.inf))
+
+
+@block("A13")
+def spelled_attention_of_heads_under_an_added_mask() -> Block:
+    return _spelled(2, lambda scores, pad: scores + pad.double() * -10000.0)
+
+
+@block("A13")
+def spelled_attention_under_a_mask_by_where() -> Block:
+    return _spelled(1, lambda scores, pad: torch.where(pad, -1e9, scores))
+
+
+@near_miss("A13")
+def spelled_attention_of_keys_that_meet_the_candidate() -> Block:
+    """Keys that a candidate has changed are its own."""
+
+    def forward(user: Tensor, item: Tensor, table: nn.Module, k: nn.Module) -> Tensor:
+        keys = k(torch.tanh(table(user) + item.unsqueeze(1)))
+        scores = torch.matmul(item.unsqueeze(1), keys.transpose(1, 2))
+        weights = torch.softmax(scores.masked_fill((user == 0)[:, None], -1e9), dim=-1)
+        return torch.matmul(weights, keys).squeeze(1)
+
+    flops = 2 * T * D * D + 2 * 2 * T * D
+    model = OfTwo(forward, embedding(), nn.Linear(D, D))
+    return Block(model, (ids(T), floats(D)), ("user",), flops)
+
+
 @block("A13")
 def attention_over_both_sides() -> Block:
     """A candidate's queries over rows of both sides, spelled out."""

@@ -39,8 +39,6 @@ from torch import Tensor, nn
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
 
-from ikbo._lce import lce_in_parts
-
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
 # other one the opaque identity operator takes its place.
 _LOWERING_VERSIONS = ("2.11", "2.15")
@@ -224,6 +222,21 @@ def _lce(
     if not is_lowered(op, w_cand):
         return _with_contiguous_user(op, e_user, e_cand, w_user, w_cand, bias, cand_to_user)
     return lce_in_parts(e_user, e_cand, w_user, w_cand, bias, cand_to_user)
+
+
+def lce_in_parts(
+    e_user: Tensor,
+    e_cand: Tensor,
+    w_user: Tensor,
+    w_cand: Tensor,
+    bias: Tensor | None,
+    cand_to_user: Tensor,
+) -> Tensor:
+    """``ikbo::lce`` as products, gather and add: for graphs that are compiled or taken apart."""
+    user = torch.matmul(w_user, e_user)
+    if bias is not None:
+        user = user + bias.unsqueeze(-1)
+    return torch.ops.ikbo.expand(user, cand_to_user) + torch.matmul(w_cand, e_cand)
 
 
 def _with_contiguous_user(op: Any, e_user: Tensor, *others: Any) -> Any:

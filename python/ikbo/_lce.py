@@ -75,21 +75,6 @@ def _check(is_list: bool, e_user: Any, e_cand: Any, *others: Any) -> None:
     check("lce.list" if is_list else "lce", e_user, e_cand, *others)
 
 
-def lce_in_parts(
-    e_user: Tensor,
-    e_cand: Tensor,
-    w_user: Tensor,
-    w_cand: Tensor,
-    bias: Tensor | None,
-    cand_to_user: Tensor,
-) -> Tensor:
-    """``ikbo::lce`` as products, gather and add: for graphs that are compiled or taken apart."""
-    user = torch.matmul(w_user, e_user)
-    if bias is not None:
-        user = user + bias.unsqueeze(-1)
-    return torch.ops.ikbo.expand(user, cand_to_user) + torch.matmul(w_cand, e_cand)
-
-
 @torch.library.register_fake("ikbo::lce")
 def _lce_fake(
     e_user: Tensor,

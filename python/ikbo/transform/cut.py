@@ -14,7 +14,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 
-from ikbo._lce import lce_in_parts
+from ikbo._inductor import lce_in_parts
 from ikbo.reference import ACTIVATIONS
 from ikbo.transform.errors import TransformError
 from ikbo.transform.inputs import INDEX

@@ -39,7 +39,7 @@ from ikbo.transform.verify import in_fp64
 MODELS = (
     "deepctr_torch.DeepFM",
     "deepctr_torch.xDeepFM",
-    "deepctr_torch.DIN",
+    "torch_rechub.DIN",
     "deepctr_torch.MMOE",
     "torch_rechub.DCNv2 (one matrix per layer)",
     "torchrec.DLRM",
@@ -47,8 +47,8 @@ MODELS = (
 FORMS = ("ours", "replicated")
 # Each compares the two forms.
 WAYS = ("eager", "package", "replayed")
-# Of a process that builds a package: those that compile Triton kernels, and PyTorch's own.
-COMPILE_PROCESSES, THREADS = 4, 2
+# Of a process that builds a package.
+THREADS = 2
 
 Contestant = Callable[[], Any] | str  # a string says why it does not run
 Package = Callable[..., Any] | str
@@ -83,7 +83,6 @@ class Prepared:
 def build(name: str, form: str, device: str, path: Path) -> None:
     """Writes the package of a named model, in a process of its own."""
     torch.set_num_threads(THREADS)
-    torch._inductor.config.compile_threads = COMPILE_PROCESSES
     case = next(case for case in cases() if case.name == name)
     write_package(Prepared.of(case, device), form, path)
 
@@ -100,29 +99,33 @@ def write_package(prepared: Prepared, form: str, path: Path) -> None:
 
 
 class Builds:
-    """Jobs in a pool of processes, begun at once.
+    """Jobs in processes of their own, begun at once: one that dies takes no other with it.
 
     Args:
         jobs: a name to a call that can be pickled.
-        workers: processes.
+        workers: processes at a time.
     """
 
     def __init__(self, jobs: Mapping[Hashable, Callable[[], Any]], workers: int) -> None:
-        def timed(job: concurrent.futures.Future[Any], name: Hashable, begin: float) -> None:
-            state = "failed" if job.exception() else "built"
-            print(f"{name}: {state} after {time.monotonic() - begin:.0f} s", flush=True)
-
-        context = multiprocessing.get_context("spawn")
-        self._pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
-        self._jobs = {name: self._pool.submit(job) for name, job in jobs.items()}
-        for name, job in self._jobs.items():
-            job.add_done_callback(functools.partial(timed, name=name, begin=time.monotonic()))
+        self._pool = concurrent.futures.ThreadPoolExecutor(workers)
+        self._jobs = {name: self._pool.submit(_run, name, job) for name, job in jobs.items()}
 
     def reasons(self) -> dict[Hashable, str]:
         """Waits for all; the name of each that failed to its reason."""
         with self._pool:
-            problems = {name: job.exception() for name, job in self._jobs.items()}
-        return {name: bench_cuda.reason_of(e) for name, e in problems.items() if e is not None}
+            found = {name: job.result() for name, job in self._jobs.items()}
+        return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def _run(name: Hashable, job: Callable[[], Any]) -> str | None:
+    """Runs a job; why it failed, which its process has printed in full."""
+    begin = time.monotonic()
+    process = multiprocessing.get_context("spawn").Process(target=job)
+    process.start()
+    process.join()
+    state = "failed" if process.exitcode else "built"
+    print(f"{name}: {state} after {time.monotonic() - begin:.0f} s", flush=True)
+    return f"its process ended with exit code {process.exitcode}" if process.exitcode else None
 
 
 def loaded(path: Path) -> Callable[..., Any]:

@@ -193,8 +193,8 @@ class LateRankingPieces(LateRanking):
             if x_cand.dim() == 2:
                 at_users = functional.linear(x_user, w_user, layer.bias)
                 return at_users[cand_to_user] + functional.linear(x_cand, w_cand)
-            at_users = w_user @ x_user + layer.bias[:, None]
-            return at_users[cand_to_user] + w_cand @ x_cand
+            at_users = torch.bmm(w_user.expand(len(x_user), -1, -1), x_user) + layer.bias[:, None]
+            return at_users[cand_to_user] + torch.bmm(w_cand.expand(len(x_cand), -1, -1), x_cand)
 
         mixed = decomposed(self.compress, side["fields"], item["fields"])
         queries = mixed[:, : c.queries].reshape(len(side["key"]), -1, c.width)

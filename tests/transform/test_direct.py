@@ -16,11 +16,11 @@ from ikbo.transform.direct import FlatModule
 
 
 class Model(nn.Module):
-    """Slices of all kinds, conversions, methods, parameters and buffers with close names."""
+    """Slices of all kinds, conversions, methods, parameters and buffers with close or odd names."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(10, 4)
+        self.tables = nn.ModuleDict({"a+b": nn.Embedding(10, 4)})
         self.a = nn.Module()
         self.a.register_buffer("b", torch.randn(4))
         self.register_buffer("a_b", torch.randn(4))
@@ -29,7 +29,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, n: int) -> dict[str, Any]:
         ids = x[:, 1:3].abs().long()
-        e = self.table(ids % 10)
+        e = self.tables["a+b"](ids % 10)
         whole, odd, last, none = x[:], x[:, ::2], x[:, -2:], x[:, 5:3]
         same = (x * self.scale[0]).to(torch.float32, copy=True)
         out = self.forward_(e.sum(1) * self.scale + self.a.b - self.a_b)
@@ -73,7 +73,7 @@ def test_functions_in_the_place_of_operators(made: Any) -> None:
 def test_constants_are_held_and_moved(made: Any) -> None:
     model, program, flat = made
     names = dict(flat.named_parameters())
-    assert sorted(names) == ["forward__bias", "forward__weight", "scale", "table_weight"]
+    assert sorted(names) == ["forward__bias", "forward__weight", "scale", "tables_a_b_weight"]
     assert sorted(dict(flat.named_buffers())) == ["a_b", "a_b_"]
     assert names["scale"].data_ptr() == model.scale.data_ptr()
     x = torch.randn(3, 6, dtype=torch.float64)

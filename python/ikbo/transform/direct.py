@@ -7,7 +7,9 @@ more than the functions of its Python API do: a share of a model with hundreds o
 
 from __future__ import annotations
 
+import keyword
 import operator
+import re
 from typing import Any
 
 import torch
@@ -60,8 +62,9 @@ class FlatModule(nn.Module):
             for node, value in zip(nodes, values, strict=True):
                 if isinstance(value, nn.Parameter) is not is_parameter:
                     continue
-                name = str(node.target).replace(".", "_")
-                while hasattr(self, name):
+                # The key of a ModuleDict may be any text.
+                name = re.sub(r"\W", "_", str(node.target))
+                while hasattr(self, name) or keyword.iskeyword(name):
                     name += "_"
                 register(name, value)
                 with graph.inserting_after(last):

@@ -61,6 +61,24 @@ void add_batching_flags(CLI::App& app, Config& config) {
       ->capture_default_str();
 }
 
+void add_protocol_flags(CLI::App& app, Config& config) {
+  app.add_option("--grpc-port", config.grpc.port, "Port for gRPC; 0: any free one (see the log)")
+      ->capture_default_str();
+  app.add_flag("!--no-grpc", config.has_grpc, "Serve HTTP alone");
+  app.add_option("--tls-cert", config.tls.certificate,
+                 "PEM file: the server's certificate with its chain; turns TLS on, for both "
+                 "protocols")
+      ->check(CLI::ExistingFile);
+  app.add_option("--tls-key", config.tls.key, "PEM file: the private key of the certificate")
+      ->check(CLI::ExistingFile);
+  app.add_option("--tls-client-ca", config.tls.client_ca,
+                 "PEM file: clients must show a certificate that one of these authorities signed")
+      ->check(CLI::ExistingFile);
+  app.get_option("--tls-cert")->needs("--tls-key");
+  app.get_option("--tls-key")->needs("--tls-cert");
+  app.get_option("--tls-client-ca")->needs("--tls-cert");
+}
+
 void add_http_flags(CLI::App& app, HttpOptions& http) {
   app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: all of this machine's")
       ->capture_default_str();
@@ -96,13 +114,14 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
                                                   {"error", LogLevel::kError}};
   Config config;
   CLI::App app(
-      "Serves ikbo packages over HTTP: Open Inference Protocol v2 with the binary tensor "
+      "Serves ikbo packages over HTTP and gRPC: Open Inference Protocol v2 with the binary tensor "
       "extension, /metrics for Prometheus. SIGTERM and SIGINT stop it gracefully.",
       "ikbo-server");
   app.set_version_flag("--version", IKBO_VERSION);
   add_model_flags(app, config);
   add_batching_flags(app, config);
   add_http_flags(app, config.http);
+  add_protocol_flags(app, config);
   std::string level = "info";
   app.add_option("--log-level", level, "Lines on stderr: debug, info, warning or error")
       ->check(CLI::IsMember(levels))
@@ -114,6 +133,10 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
     return std::nullopt;
   }
   config.log_level = levels.at(level);
+  config.grpc.host = config.http.host;
+  config.grpc.max_message_bytes = config.http.max_body_bytes;
+  config.grpc.idle_timeout = config.http.idle_timeout;
+  config.grpc.handshake_timeout = config.http.read_timeout;
   config.model.num_sessions = config.batcher.num_workers;
   return config;
 }

@@ -8,8 +8,10 @@
 
 #include "ikbo/runtime/model.h"
 #include "server/batcher.h"
+#include "server/grpc_server.h"
 #include "server/http_server.h"
 #include "server/log.h"
+#include "server/tls.h"
 
 namespace ikbo::server {
 
@@ -18,6 +20,9 @@ struct Config {
   runtime::ModelOptions model;
   BatcherOptions batcher;
   HttpOptions http;
+  bool has_grpc = true;
+  GrpcOptions grpc;
+  TlsOptions tls;
   LogLevel log_level = LogLevel::kInfo;
 };
 

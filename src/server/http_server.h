@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// HTTP/1.1 over TCP around a Router. The transport's own headers stay in the .cpp files.
+// HTTP/1.1 over TCP or TLS around a Router. The transport's own headers stay in the .cpp files.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "server/log.h"
 #include "server/metrics.h"
 #include "server/router.h"
+#include "server/tls.h"
 
 namespace ikbo::server {
 
@@ -28,18 +30,18 @@ struct HttpOptions {
 
 class HttpServer {
  public:
-  // Listens from here on; throws ikbo::Error when the address cannot be used. Router, metrics and
-  // logger must outlive the server.
-  HttpServer(const HttpOptions& options, Router& router, ServerMetrics& metrics,
-             const Logger& logger);
+  // Listens from here on; throws ikbo::Error when the address or a certificate cannot be used.
+  // Router, metrics and logger must outlive the server.
+  HttpServer(const HttpOptions& options, const TlsOptions& tls, Router& router,
+             ServerMetrics& metrics, const Logger& logger);
   ~HttpServer();
 
   std::uint16_t port() const;
 
-  // Serves until SIGTERM or SIGINT. Then closes the listening socket and idle connections and
-  // finishes the requests under way. False: some were still under way after drain_timeout, and
-  // their callbacks may still come.
-  bool run();
+  // Serves until SIGTERM or SIGINT. Then calls `on_stop`, closes the listening socket and idle
+  // connections and finishes the requests under way. False: some were still under way after
+  // drain_timeout, and their callbacks may still come.
+  bool run(const std::function<void()>& on_stop);
 
  private:
   class Impl;

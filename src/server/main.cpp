@@ -4,14 +4,16 @@
 
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <string>
 
 #include "ikbo/runtime/model.h"
 #include "server/config.h"
+#include "server/core.h"
+#include "server/grpc_server.h"
 #include "server/http_server.h"
 #include "server/log.h"
 #include "server/router.h"
-#include "server/served_models.h"
 
 namespace ikbo::server {
 namespace {
@@ -40,19 +42,37 @@ void load_models(const Config& config, const Logger& logger, ServedModels& model
   }
 }
 
-int serve(const Config& config, const Logger& logger) {
-  ServedModels models;
-  load_models(config, logger, models);
-  ServerMetrics metrics;
-  Router router(models, metrics);
-  HttpServer server(config.http, router, metrics, logger);
-  logger.write(LogLevel::kInfo, "listening", {{"host", config.http.host}, {"port", server.port()}});
-  if (!server.run()) {
+void serve_until_stopped(const Config& config, const Logger& logger, Core& core) {
+  Router router(core);
+  HttpServer http(config.http, config.tls, router, core.metrics, logger);
+  std::optional<GrpcServer> grpc;
+  if (config.has_grpc) {
+    grpc.emplace(config.grpc, config.tls, core, logger);
+  }
+  logger.write(LogLevel::kInfo, "listening",
+               {{"host", config.http.host},
+                {"port", http.port()},
+                {"grpc_port", grpc.has_value() ? std::to_string(grpc->port()) : "none"},
+                {"tls", config.tls.is_enabled() ? "on" : "off"}});
+  const bool is_http_drained = http.run([&] {
+    core.is_stopping = true;
+    if (grpc.has_value()) {
+      grpc->stop(config.http.drain_timeout);
+    }
+  });
+  const bool is_drained = is_http_drained && (!grpc.has_value() || grpc->wait_stopped());
+  if (!is_drained) {
     logger.write(LogLevel::kError, "drain_timed_out",
-                 {{"connections", metrics.connections.load()}});
+                 {{"connections", core.metrics.connections.load()}});
     // A run cannot be interrupted, and it still uses what a return would destroy.
     std::_Exit(EXIT_FAILURE);
   }
+}
+
+int serve(const Config& config, const Logger& logger) {
+  Core core;
+  load_models(config, logger, core.models);
+  serve_until_stopped(config, logger, core);
   logger.write(LogLevel::kInfo, "stopped");
   return EXIT_SUCCESS;
 }

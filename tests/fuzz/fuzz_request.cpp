@@ -80,8 +80,9 @@ void parse(std::string_view header, std::string_view bytes) {
     fields.json_size = header;
   }
   const BodyPlan plan = plan_body(fields, kMaxBodyBytes);
-  demand(plan.size == bytes.size() && plan.json_size <= plan.size);
-  auto body = std::make_shared<RequestBody>(plan.size, plan.json_size);
+  const std::size_t json_size = plan.json_size.value_or(plan.size);
+  demand(plan.size == bytes.size() && json_size <= plan.size);
+  auto body = std::make_shared<RequestBody>(plan.size, json_size);
   std::transform(bytes.begin(), bytes.end(), body->bytes().begin(),
                  [](char c) { return std::byte(c); });
   const InferCall call = decode_infer(manifest, std::move(body));

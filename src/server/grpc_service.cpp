@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/grpc_service.h"
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/slice.h>
+
+namespace ikbo::server {
+namespace {
+
+RequestError out_of_memory() {
+  return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
+}
+
+std::shared_ptr<inference::ModelInferRequest> parse(const grpc::ByteBuffer& bytes) {
+  auto message = std::make_shared<inference::ModelInferRequest>();
+  grpc::ByteBuffer shared(bytes);  // parsing takes the buffer
+  const grpc::Status status =
+      grpc::SerializationTraits<inference::ModelInferRequest>::Deserialize(&shared, message.get());
+  if (!status.ok()) {
+    refuse(ErrorKind::kBadRequest, "the request (", bytes.Length(),
+           " bytes) must be an inference.ModelInferRequest; it does not parse as one");
+  }
+  return message;
+}
+
+// The bytes of `tensor`, which live until gRPC has sent them.
+grpc::Slice slice_of(const runtime::Tensor& tensor) {
+  auto owner = std::make_unique<std::shared_ptr<const void>>(tensor.owner);
+  return grpc::Slice(
+      const_cast<void*>(tensor.data), tensor.bytes,
+      [](void* data) { delete static_cast<std::shared_ptr<const void>*>(data); }, owner.release());
+}
+
+grpc::ByteBuffer buffer_of(const GrpcAnswer& answer) {
+  std::vector<grpc::Slice> slices;
+  for (const GrpcAnswer::Part& part : answer.parts) {
+    slices.emplace_back(part.bytes);
+    if (part.tensor.bytes > 0) {
+      slices.push_back(slice_of(part.tensor));
+    }
+  }
+  return {slices.data(), slices.size()};
+}
+
+grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
+                                 const grpc::Status& status = grpc::Status::OK) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(status);
+  return reactor;
+}
+
+}  // namespace
+
+grpc::Status GrpcService::status_of(const RequestError& error) const {
+  core_.metrics.count(error.kind());
+  return {static_cast<grpc::StatusCode>(info_of(error.kind()).grpc_status), error.what()};
+}
+
+grpc::ServerUnaryReactor* GrpcService::ServerLive(grpc::CallbackServerContext* context,
+                                                  const inference::ServerLiveRequest*,
+                                                  inference::ServerLiveResponse* response) {
+  response->set_live(true);
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ServerReady(grpc::CallbackServerContext* context,
+                                                   const inference::ServerReadyRequest*,
+                                                   inference::ServerReadyResponse* response) {
+  response->set_ready(!core_.is_stopping);
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ModelReady(grpc::CallbackServerContext* context,
+                                                  const inference::ModelReadyRequest* request,
+                                                  inference::ModelReadyResponse* response) {
+  try {
+    core_.models.find(request->name(), request->version());
+    response->set_ready(!core_.is_stopping);
+  } catch (const RequestError&) {
+    response->set_ready(false);
+  }
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ServerMetadata(grpc::CallbackServerContext* context,
+                                                      const inference::ServerMetadataRequest*,
+                                                      inference::ServerMetadataResponse* response) {
+  *response = grpc_server_metadata(IKBO_VERSION);
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext* context,
+                                                     const inference::ModelMetadataRequest* request,
+                                                     inference::ModelMetadataResponse* response) {
+  try {
+    const ServedModel& model = core_.models.find(request->name(), request->version());
+    *response = grpc_model_metadata(model.manifest(),
+                                    core_.models.versions(model.manifest().model_name));
+    return finish(context);
+  } catch (const RequestError& error) {
+    return finish(context, status_of(error));
+  }
+}
+
+grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* context,
+                                                  const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  try {
+    submit(*request, response, reactor);
+  } catch (const RequestError& error) {
+    reactor->Finish(status_of(error));
+  } catch (const std::bad_alloc&) {
+    reactor->Finish(status_of(out_of_memory()));
+  }
+  return reactor;
+}
+
+void GrpcService::submit(const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
+                         grpc::ServerUnaryReactor* reactor) {
+  auto message = parse(request);
+  ServedModel& model = core_.models.find(message->model_name(), message->model_version());
+  try {
+    auto call = std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(message)));
+    runtime::Request inputs = std::move(call->request);
+    model.batcher.submit(std::move(inputs), [=, this, &model](const Batcher::Outcome& outcome) {
+      reactor->Finish(answer(model, *call, outcome, response));
+    });
+  } catch (const RequestError& error) {
+    model.metrics.requests.count(info_of(error.kind()).status);
+    throw;
+  }
+}
+
+grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
+                                 const Batcher::Outcome& outcome,
+                                 grpc::ByteBuffer* response) const {
+  const auto refuse_with = [&](const RequestError& error) {
+    model.metrics.requests.count(info_of(error.kind()).status);
+    return status_of(error);
+  };
+  if (const auto* error = std::get_if<RequestError>(&outcome)) {
+    return refuse_with(*error);
+  }
+  try {
+    *response = buffer_of(
+        encode_grpc_infer(model.manifest(), call, std::get<runtime::Response>(outcome)));
+  } catch (const std::bad_alloc&) {
+    return refuse_with(out_of_memory());
+  }
+  model.metrics.requests.count(200);
+  return grpc::Status::OK;
+}
+
+grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
+    grpc::GenericCallbackServerContext* context) {
+  class Refusal final : public grpc::ServerGenericBidiReactor {
+   public:
+    explicit Refusal(const std::string& method) {
+      Finish({grpc::StatusCode::UNIMPLEMENTED, "there is no method " + method + " here"});
+    }
+    void OnDone() override { delete this; }
+  };
+  core_.metrics.count(ErrorKind::kNotFound);
+  return new Refusal(context->method());
+}
+
+}  // namespace ikbo::server

@@ -210,9 +210,11 @@ void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
   }
   note_end(entries.size(), Clock::now() - begin);
   for (std::size_t i = 0; i < responses.size(); ++i) {
+    entries[i].request = {};  // who has an answer holds no memory for its question
     entries[i].done(std::move(responses[i]));
   }
   if (!error.empty() && entries.size() == 1) {
+    entries[0].request = {};
     entries[0].done(RequestError(ErrorKind::kExecutionFailed, error));
   } else if (!error.empty()) {
     for (Entry& entry : entries) {

@@ -2,10 +2,14 @@
 #include "server/config.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <map>
+
+#include "server/config_file.h"
 
 namespace ikbo::server {
 namespace {
@@ -35,7 +39,7 @@ void add_model_flags(CLI::App& app, Config& config) {
       ->check(CLI::Range(1, kMaxThreads))
       ->capture_default_str();
   app.add_option("--threads-per-run", config.model.threads_per_run,
-                 "Threads inside one run; 0: PyTorch's default")
+                 "Threads inside one run; 0: a share of this process's cores for each worker")
       ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
 }
@@ -64,7 +68,11 @@ void add_batching_flags(CLI::App& app, Config& config) {
 void add_protocol_flags(CLI::App& app, Config& config) {
   app.add_option("--grpc-port", config.grpc.port, "Port for gRPC; 0: any free one (see the log)")
       ->capture_default_str();
-  app.add_flag("!--no-grpc", config.has_grpc, "Serve HTTP alone");
+  app.add_flag("--no-grpc", config.no_grpc, "Serve HTTP alone");
+  app.add_option("--max-request-memory", config.max_request_memory,
+                 "Bytes that all requests may hold at once; 0: a quarter of this process's memory")
+      ->check(CLI::Range(std::size_t{0}, std::size_t{1} << 50))
+      ->capture_default_str();
   app.add_option("--tls-cert", config.tls.certificate,
                  "PEM file: the server's certificate with its chain; turns TLS on, for both "
                  "protocols")
@@ -84,8 +92,9 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
       ->capture_default_str();
   app.add_option("--port", http.port, "Port to listen on; 0: any free one (see the log)")
       ->capture_default_str();
-  app.add_option("--threads", http.num_threads, "Threads for connections, parsing and replies")
-      ->check(CLI::Range(1, kMaxThreads))
+  app.add_option("--threads", http.num_threads,
+                 "Threads for connections, parsing and replies; 0: as many as suit the cores")
+      ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
   app.add_option("--max-body-bytes", http.max_body_bytes,
                  "Largest request body; a larger one gets status 413")
@@ -103,6 +112,22 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
            "Close a connection that takes longer (ms) to receive a reply");
   add_time(app, "--drain-timeout-ms", http.drain_timeout,
            "After SIGTERM or SIGINT, time (ms) to finish the requests under way");
+}
+
+// What a zero stands for.
+void fill_in(Config& config) {
+  config.host = find_host_resources();
+  if (config.http.num_threads == 0) {
+    constexpr int kCoresPerThread = 8;
+    config.http.num_threads = std::clamp(config.host.cores / kCoresPerThread, 2, 16);
+  }
+  // Who sets OpenMP's own variable has decided.
+  if (config.model.threads_per_run == 0 && std::getenv("OMP_NUM_THREADS") == nullptr) {
+    config.model.threads_per_run = std::max(1, config.host.cores / config.batcher.num_workers);
+  }
+  if (config.max_request_memory == 0) {
+    config.max_request_memory = config.host.memory_bytes / 4;
+  }
 }
 
 }  // namespace
@@ -126,13 +151,21 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   app.add_option("--log-level", level, "Lines on stderr: debug, info, warning or error")
       ->check(CLI::IsMember(levels))
       ->capture_default_str();
+  add_config_sources(app);
+  app.add_flag("--check-config", config.is_check,
+               "Check configuration, packages and certificates, print the flags in force as a "
+               "configuration file, and end")
+      ->configurable(false);
   try {
+    refuse_unknown_variables(app);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error);
     return std::nullopt;
   }
   config.log_level = levels.at(level);
+  config.text = config_text(app);
+  fill_in(config);
   config.grpc.host = config.http.host;
   config.grpc.max_message_bytes = config.http.max_body_bytes;
   config.grpc.idle_timeout = config.http.idle_timeout;

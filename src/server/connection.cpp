@@ -8,7 +8,6 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/http/read.hpp>
-#include <boost/beast/http/write.hpp>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -28,13 +27,8 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 
 constexpr std::size_t kMaxHeadBytes = 16 * 1024;
-constexpr std::size_t kReadAhead = 16 * 1024;
-// How long a refused client may go on sending, so that it gets to read the reply.
-constexpr std::chrono::seconds kLingerTime{2};
 constexpr boost::string_view kJsonSizeField = "Inference-Header-Content-Length";
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-
-std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
 
 bool is_http_error(const boost::system::error_code& error) {
   return error.category() == http::make_error_code(http::error::bad_method).category();
@@ -43,14 +37,6 @@ bool is_http_error(const boost::system::error_code& error) {
 RequestError no_memory() {
   return RequestError(ErrorKind::kOutOfMemory,
                       "the server has no memory for the request's body now");
-}
-
-// Sent as it is when there is no memory to pack it.
-void try_pack_reply(Coding coding, HttpReply& reply) {
-  try {
-    pack_reply(coding, reply);
-  } catch (const std::bad_alloc&) {
-  }
 }
 
 }  // namespace
@@ -171,7 +157,8 @@ void Connection::start_body() {
   plan_ = plan_body(fields, context_.options.max_body_bytes);
   const bool is_packed = plan_.coding != Coding::kIdentity;
   body_ = std::make_shared<RequestBody>(
-      plan_.size, is_packed ? plan_.size : plan_.json_size.value_or(plan_.size));
+      plan_.size, is_packed ? plan_.size : plan_.json_size.value_or(plan_.size),
+      context_.memory.take(plan_.size));
   if (beast::iequals(head[http::field::expect], "100-continue") && buffer_.size() < plan_.size) {
     send_continue();
   } else {
@@ -218,7 +205,8 @@ void Connection::dispatch() {
   const auto& head = parser_->get();
   try {
     if (plan_.coding != Coding::kIdentity) {
-      body_ = unpack_body(*body_, plan_.coding, plan_.json_size, context_.options.max_body_bytes);
+      body_ = unpack_body(*body_, plan_.coding, plan_.json_size, context_.options.max_body_bytes,
+                          context_.memory);
     }
   } catch (const RequestError& refusal) {
     return reply(context_.router.error_reply(refusal));
@@ -239,87 +227,6 @@ void Connection::dispatch() {
 void Connection::refuse_and_end(const RequestError& error) {
   has_unread_body_ = true;
   reply(context_.router.error_reply(error));
-}
-
-void Connection::reply(HttpReply reply) {
-  const auto& head = parser_->get();
-  try_pack_reply(wanted_coding(view(head[http::field::accept_encoding])), reply);
-  response_.emplace(http::int_to_status(reply.status), head.version());
-  response_->set(http::field::content_type, reply.content_type);
-  for (const auto& [name, value] : reply.headers) {
-    response_->set(name, value);
-  }
-  response_->keep_alive(head.keep_alive() && !has_unread_body_ && !context_.is_stopping &&
-                        head.method() != http::verb::head);
-  response_->body() = std::move(reply);
-  response_->prepare_payload();
-  stream_.tcp().expires_after(context_.options.write_timeout);
-  http::async_write(stream_, *response_, [self = shared_from_this()](ErrorCode error, std::size_t) {
-    self->on_replied(error);
-  });
-}
-
-void Connection::on_replied(ErrorCode error) {
-  if (error) {
-    return drop(error);
-  }
-  if (context_.logger.is_enabled(LogLevel::kDebug)) {
-    const auto time = std::chrono::steady_clock::now() - begin_;
-    context_.logger.write(
-        LogLevel::kDebug, "request",
-        {{"method", view(parser_->get().method_string())},
-         {"target", view(parser_->get().target())},
-         {"status", response_->result_int()},
-         {"us", std::chrono::duration_cast<std::chrono::microseconds>(time).count()}});
-  }
-  if (has_unread_body_) {
-    linger();
-  } else if (!response_->keep_alive()) {
-    end();
-  } else {
-    next_request();
-  }
-}
-
-void Connection::end() {
-  if (!stream_.has_tls()) {
-    return close();
-  }
-  stream_.tcp().expires_after(kLingerTime);
-  stream_.async_shutdown([self = shared_from_this()](ErrorCode) { self->close(); });
-}
-
-// Closing with unread input would reset the connection, and the client could lose the reply.
-void Connection::linger() {
-  ErrorCode ignored;
-  ignored = stream_.tcp().socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-  stream_.tcp().expires_after(kLingerTime);
-  discard_input();
-}
-
-void Connection::discard_input() {
-  buffer_.clear();
-  stream_.tcp().async_read_some(buffer_.prepare(kReadAhead),
-                                [self = shared_from_this()](ErrorCode error, std::size_t) {
-                                  if (error) {
-                                    self->close();
-                                  } else {
-                                    self->discard_input();
-                                  }
-                                });
-}
-
-void Connection::close() {
-  ErrorCode ignored;
-  ignored = stream_.tcp().socket().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
-  stream_.tcp().close();
-}
-
-void Connection::drop(ErrorCode error) {
-  const bool is_timeout = error == beast::error::timeout;
-  context_.metrics.count(is_timeout ? ErrorKind::kTimeout : ErrorKind::kDisconnected);
-  context_.logger.write(LogLevel::kDebug, "dropped", {{"error", error.message()}});
-  close();
 }
 
 }  // namespace ikbo::server

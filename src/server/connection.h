@@ -15,9 +15,11 @@
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "server/body_plan.h"
 #include "server/client_stream.h"
@@ -29,12 +31,17 @@ namespace ikbo::server {
 
 class Connection;
 
+constexpr std::size_t kReadAhead = 16 * 1024;
+
+inline std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
+
 // What the connections of a server share; outlives them all.
 struct ConnectionContext {
   const HttpOptions& options;
   boost::asio::ssl::context* tls;  // nullptr: none
   Router& router;
   ServerMetrics& metrics;
+  MemoryBudget& memory;
   const Logger& logger;
   std::function<void(Connection*)> on_end;  // by any thread
   std::atomic<bool> is_stopping = false;

@@ -88,7 +88,8 @@ class GrpcInputReader {
                   message.inputs_size(), " inputs; got ", num_raw);
     }
     for (int i = 0; i < message.inputs_size(); ++i) {
-      read_input(*message.mutable_inputs(i), num_raw > 0 ? &message.raw_input_contents(i) : nullptr);
+      read_input(*message.mutable_inputs(i),
+                 num_raw > 0 ? &message.raw_input_contents(i) : nullptr);
     }
     return inputs_.finish(storage_);
   }
@@ -119,9 +120,8 @@ class GrpcInputReader {
       bad_request(manifest_, "input ", input.name(), " has datatype ", wire_name(tensor.dtype),
                   ", which must be sent in raw_input_contents; got contents");
     }
-    runtime::with_native_type(tensor.dtype, [&](auto element) {
-      read_elements<decltype(element)>(input, tensor);
-    });
+    runtime::with_native_type(
+        tensor.dtype, [&](auto element) { read_elements<decltype(element)>(input, tensor); });
   }
 
   template <typename T>

@@ -4,6 +4,7 @@
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -20,6 +21,8 @@
 
 namespace ikbo::server {
 namespace {
+
+constexpr std::size_t kMinQuotaBytes = std::size_t{64} << 20;
 
 // What gRPC has to say goes into the log of the process. Its log function takes no context.
 std::atomic<const Logger*> grpc_logger = nullptr;
@@ -44,8 +47,7 @@ std::shared_ptr<grpc::ServerCredentials> make_credentials(const TlsOptions& tls)
 }
 
 int milliseconds(std::chrono::milliseconds time) {
-  return static_cast<int>(
-      std::min<std::int64_t>(time.count(), std::numeric_limits<int>::max()));
+  return static_cast<int>(std::min<std::int64_t>(time.count(), std::numeric_limits<int>::max()));
 }
 
 std::string address(const std::string& host, std::uint16_t port) {
@@ -69,6 +71,9 @@ class GrpcServer::Impl {
     builder.RegisterService(&service_);
     builder.RegisterCallbackGenericService(&unknown_);
     configure(options, builder);
+    // For what arrives before a call's memory is counted; gRPC's own buffers need some, too.
+    grpc::ResourceQuota quota("ikbo-server");
+    builder.SetResourceQuota(quota.Resize(std::max(core.request_memory.limit(), kMinQuotaBytes)));
     server_ = builder.BuildAndStart();
     IKBO_CHECK(server_ != nullptr && port != 0,
                "--host, --grpc-port: must be a free address of this machine; got ",

@@ -32,7 +32,8 @@ class GrpcServer {
 
   std::uint16_t port() const;
 
-  // Takes no more calls and cancels those that are still under way after `timeout`. Returns at once.
+  // Takes no more calls and cancels those that are still under way after `timeout`. Returns at
+  // once.
   void stop(std::chrono::milliseconds timeout);
   // Waits for what `stop` began. False: some calls were still under way after the timeout.
   bool wait_stopped();

@@ -11,16 +11,24 @@ RequestError out_of_memory() {
   return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
 }
 
-std::shared_ptr<inference::ModelInferRequest> parse(const grpc::ByteBuffer& bytes) {
-  auto message = std::make_shared<inference::ModelInferRequest>();
+// The message with the memory that it takes.
+std::shared_ptr<inference::ModelInferRequest> parse(const grpc::ByteBuffer& bytes,
+                                                    MemoryBudget& memory) {
+  struct Storage {
+    MemoryBudget::Lease lease;
+    inference::ModelInferRequest message;
+  };
+  auto storage = std::make_shared<Storage>();
+  // gRPC keeps the bytes, too, until the call ends.
+  storage->lease = memory.take(2 * bytes.Length());
   grpc::ByteBuffer shared(bytes);  // parsing takes the buffer
-  const grpc::Status status =
-      grpc::SerializationTraits<inference::ModelInferRequest>::Deserialize(&shared, message.get());
+  const grpc::Status status = grpc::SerializationTraits<inference::ModelInferRequest>::Deserialize(
+      &shared, &storage->message);
   if (!status.ok()) {
     refuse(ErrorKind::kBadRequest, "the request (", bytes.Length(),
            " bytes) must be an inference.ModelInferRequest; it does not parse as one");
   }
-  return message;
+  return {storage, &storage->message};
 }
 
 // The bytes of `tensor`, which live until gRPC has sent them.
@@ -94,8 +102,8 @@ grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext
                                                      inference::ModelMetadataResponse* response) {
   try {
     const ServedModel& model = core_.models.find(request->name(), request->version());
-    *response = grpc_model_metadata(model.manifest(),
-                                    core_.models.versions(model.manifest().model_name));
+    *response =
+        grpc_model_metadata(model.manifest(), core_.models.versions(model.manifest().model_name));
     return finish(context);
   } catch (const RequestError& error) {
     return finish(context, status_of(error));
@@ -118,7 +126,7 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
 
 void GrpcService::submit(const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
                          grpc::ServerUnaryReactor* reactor) {
-  auto message = parse(request);
+  auto message = parse(request, core_.request_memory);
   ServedModel& model = core_.models.find(message->model_name(), message->model_version());
   try {
     auto call = std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(message)));
@@ -143,8 +151,8 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
     return refuse_with(*error);
   }
   try {
-    *response = buffer_of(
-        encode_grpc_infer(model.manifest(), call, std::get<runtime::Response>(outcome)));
+    *response =
+        buffer_of(encode_grpc_infer(model.manifest(), call, std::get<runtime::Response>(outcome)));
   } catch (const std::bad_alloc&) {
     return refuse_with(out_of_memory());
   }

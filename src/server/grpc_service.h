@@ -25,10 +25,12 @@ using InferenceService = inference::GRPCInferenceService;
 
 // ModelInfer sees bytes, so that tensors of an answer are sent from where they lie.
 using CallbackService = InferenceService::WithCallbackMethod_ServerLive<
-    InferenceService::WithCallbackMethod_ServerReady<InferenceService::WithCallbackMethod_ModelReady<
-        InferenceService::WithCallbackMethod_ServerMetadata<
-            InferenceService::WithCallbackMethod_ModelMetadata<
-                InferenceService::WithRawCallbackMethod_ModelInfer<InferenceService::Service>>>>>>;
+    InferenceService::WithCallbackMethod_ServerReady<
+        InferenceService::WithCallbackMethod_ModelReady<
+            InferenceService::WithCallbackMethod_ServerMetadata<
+                InferenceService::WithCallbackMethod_ModelMetadata<
+                    InferenceService::WithRawCallbackMethod_ModelInfer<
+                        InferenceService::Service>>>>>>;
 
 class GrpcService final : public CallbackService {
  public:
@@ -68,7 +70,8 @@ class GrpcService final : public CallbackService {
 class UnknownMethods final : public grpc::CallbackGenericService {
  public:
   explicit UnknownMethods(Core& core) : core_(core) {}
-  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override;
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override;
 
  private:
   Core& core_;

@@ -65,8 +65,7 @@ double weight_of(std::string_view parameters) {
 
 // One call of zlib sees at most so many bytes: it counts them in 32 bits.
 uInt step(std::size_t bytes) {
-  return static_cast<uInt>(
-      std::min<std::size_t>(bytes, std::numeric_limits<uInt>::max()));
+  return static_cast<uInt>(std::min<std::size_t>(bytes, std::numeric_limits<uInt>::max()));
 }
 
 struct Inflater {
@@ -188,14 +187,15 @@ Coding wanted_coding(std::string_view accept_encoding) {
 
 std::shared_ptr<RequestBody> unpack_body(const RequestBody& packed, Coding coding,
                                          std::optional<std::size_t> json_size,
-                                         std::size_t max_bytes) {
+                                         std::size_t max_bytes, MemoryBudget& memory) {
   const std::vector<std::byte> bytes = unpack(packed.json(), coding, max_bytes);
   if (json_size.value_or(0) > bytes.size()) {
     refuse(ErrorKind::kBadRequest,
            "Inference-Header-Content-Length must be at most the length of the body once unpacked (",
            bytes.size(), "); got ", *json_size);
   }
-  auto body = std::make_shared<RequestBody>(bytes.size(), json_size.value_or(bytes.size()));
+  auto body = std::make_shared<RequestBody>(bytes.size(), json_size.value_or(bytes.size()),
+                                            memory.take(bytes.size()));
   std::copy(bytes.begin(), bytes.end(), body->bytes().begin());
   return body;
 }

@@ -19,15 +19,15 @@ enum class Coding : std::int8_t { kIdentity, kGzip, kDeflate };
 // Of a Content-Encoding field, empty where there is none; nothing for another coding.
 std::optional<Coding> coding_of(std::string_view content_encoding);
 
-// The coding that a client with this Accept-Encoding field wants most; kIdentity when it has no wish
-// that can be met.
+// The coding that a client with this Accept-Encoding field wants most; kIdentity when it has no
+// wish that can be met.
 Coding wanted_coding(std::string_view accept_encoding);
 
-// What `packed` holds. Throws RequestError for bytes that are not `coding`, for more than `max_bytes`
-// of them once unpacked, and for fewer than `json_size` (none: all is JSON).
+// What `packed` holds. Throws RequestError for bytes that are not `coding`, for more than
+// `max_bytes` of them once unpacked, and for fewer than `json_size` (none: all is JSON).
 std::shared_ptr<RequestBody> unpack_body(const RequestBody& packed, Coding coding,
                                          std::optional<std::size_t> json_size,
-                                         std::size_t max_bytes);
+                                         std::size_t max_bytes, MemoryBudget& memory);
 
 // Replaces text and blobs by their coded bytes and names the coding in a header. Small replies stay
 // as they are.

@@ -62,12 +62,17 @@ std::unique_ptr<asio::ssl::context> make_tls_context(const TlsOptions& options) 
 // The acceptor, the signals and the timers share one strand; connections have their own.
 class HttpServer::Impl {
  public:
-  Impl(const HttpOptions& options, const TlsOptions& tls, Router& router, ServerMetrics& metrics,
+  Impl(const HttpOptions& options, const TlsOptions& tls, Router& router, Core& core,
        const Logger& logger)
       : options_(options),
         router_(router),
         tls_(tls.is_enabled() ? make_tls_context(tls) : nullptr),
-        context_{options_, tls_.get(), router, metrics, logger,
+        context_{options_,
+                 tls_.get(),
+                 router,
+                 core.metrics,
+                 core.request_memory,
+                 logger,
                  [this](Connection* ended) { forget(ended); }},
         io_(options.num_threads),
         strand_(asio::make_strand(io_)),
@@ -167,8 +172,9 @@ class HttpServer::Impl {
     return open;
   }
 
-  // With TLS there is nothing to say before the handshake. The few bytes fit into the buffer of a new socket: no wait, whatever the client does. What it
-  // has sent is read, since closing with unread input would reset the connection under the reply.
+  // With TLS there is nothing to say before the handshake. The few bytes fit into the buffer of a
+  // new socket: no wait, whatever the client does. What it has sent is read, since closing with
+  // unread input would reset the connection under the reply.
   void turn_away(tcp::socket& socket) {
     if (tls_ != nullptr) {
       return context_.metrics.count(ErrorKind::kConnectionLimit);
@@ -243,9 +249,15 @@ class HttpServer::Impl {
   asio::steady_timer timer_;
 };
 
+void check_tls(const TlsOptions& tls) {
+  if (tls.is_enabled()) {
+    make_tls_context(tls);
+  }
+}
+
 HttpServer::HttpServer(const HttpOptions& options, const TlsOptions& tls, Router& router,
-                       ServerMetrics& metrics, const Logger& logger)
-    : impl_(std::make_unique<Impl>(options, tls, router, metrics, logger)) {}
+                       Core& core, const Logger& logger)
+    : impl_(std::make_unique<Impl>(options, tls, router, core, logger)) {}
 HttpServer::~HttpServer() = default;
 std::uint16_t HttpServer::port() const { return impl_->port(); }
 bool HttpServer::run(const std::function<void()>& on_stop) { return impl_->run(on_stop); }

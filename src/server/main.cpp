@@ -2,6 +2,9 @@
 // ikbo-server: load the packages, listen, serve until told to stop.
 #include <malloc.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <optional>
@@ -20,12 +23,12 @@ namespace {
 
 // Runs allocate and free the same activations again and again. glibc's defaults hand them back to
 // the kernel after each run, and the next one takes a page fault for every page of them.
-void keep_freed_memory() {
-  constexpr int kMebibyte = 1 << 20;
+void keep_freed_memory(const HostResources& host) {
+  constexpr std::size_t kMebibyte = 1 << 20;
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 32 * kMebibyte);
   mallopt(M_TOP_PAD, 64 * kMebibyte);
-  mallopt(M_TRIM_THRESHOLD, 1024 * kMebibyte);
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(std::min(1024 * kMebibyte, host.memory_bytes / 8)));
 }
 
 void load_models(const Config& config, const Logger& logger, ServedModels& models) {
@@ -44,9 +47,9 @@ void load_models(const Config& config, const Logger& logger, ServedModels& model
 
 void serve_until_stopped(const Config& config, const Logger& logger, Core& core) {
   Router router(core);
-  HttpServer http(config.http, config.tls, router, core.metrics, logger);
+  HttpServer http(config.http, config.tls, router, core, logger);
   std::optional<GrpcServer> grpc;
-  if (config.has_grpc) {
+  if (!config.no_grpc) {
     grpc.emplace(config.grpc, config.tls, core, logger);
   }
   logger.write(LogLevel::kInfo, "listening",
@@ -69,8 +72,25 @@ void serve_until_stopped(const Config& config, const Logger& logger, Core& core)
   }
 }
 
+int check(const Config& config) {
+  check_tls(config.tls);
+  for (const std::string& path : config.models) {
+    runtime::Package::open(path);
+  }
+  std::printf("# this process has %d cores and %zu bytes of memory\n%s", config.host.cores,
+              config.host.memory_bytes, config.text.c_str());
+  return EXIT_SUCCESS;
+}
+
 int serve(const Config& config, const Logger& logger) {
-  Core core;
+  check_tls(config.tls);
+  logger.write(LogLevel::kInfo, "starting",
+               {{"cores", config.host.cores},
+                {"memory_bytes", config.host.memory_bytes},
+                {"threads", config.http.num_threads},
+                {"threads_per_run", config.model.threads_per_run},
+                {"max_request_memory", config.max_request_memory}});
+  Core core(config.max_request_memory);
   load_models(config, logger, core.models);
   serve_until_stopped(config, logger, core);
   logger.write(LogLevel::kInfo, "stopped");
@@ -87,9 +107,9 @@ int main(int argc, char** argv) {
     return exit_code;
   }
   const ikbo::server::Logger logger(config->log_level);
-  ikbo::server::keep_freed_memory();
+  ikbo::server::keep_freed_memory(config->host);
   try {
-    return ikbo::server::serve(*config, logger);
+    return config->is_check ? ikbo::server::check(*config) : ikbo::server::serve(*config, logger);
   } catch (const std::exception& error) {
     logger.write(ikbo::server::LogLevel::kError, "failed", {{"error", error.what()}});
     return EXIT_FAILURE;

@@ -309,5 +309,15 @@ TEST(Batcher, ServesAModelWithoutUsers) {
   EXPECT_EQ(testing::values_of<float>(y.data, y.bytes), (std::vector<float>{3, 7}));
 }
 
+TEST_F(BatcherTest, AnAnswerComesWhenItsQuestionIsForgotten) {
+  Batcher& batcher = start({});
+  runtime::Request request = make_request(1, 2, 1);
+  const std::weak_ptr<const void> question = request.owner;
+  std::promise<bool> is_forgotten;
+  batcher.submit(std::move(request),
+                 [&](const Batcher::Outcome&) { is_forgotten.set_value(question.expired()); });
+  EXPECT_TRUE(is_forgotten.get_future().get());
+}
+
 }  // namespace
 }  // namespace ikbo::server

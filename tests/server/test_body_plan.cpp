@@ -13,15 +13,16 @@ using testing::expect_contains;
 TEST(BodyPlan, FollowsTheHead) {
   EXPECT_EQ(plan_body({}, 10).size, 0u);
   EXPECT_EQ(plan_body({.content_length = 10}, 10).json_size, std::nullopt);
-  EXPECT_EQ(plan_body({.content_length = 10, .content_encoding = "GZip"}, 10).coding, Coding::kGzip);
+  EXPECT_EQ(plan_body({.content_length = 10, .content_encoding = "GZip"}, 10).coding,
+            Coding::kGzip);
   const BodyPlan plan =
       plan_body({.content_length = 10, .content_encoding = "identity", .json_size = "4"}, 10);
   EXPECT_EQ(plan.size, 10u);
   EXPECT_EQ(plan.json_size, 4u);
   // The length of the JSON counts unpacked bytes.
-  EXPECT_EQ(
-      plan_body({.content_length = 5, .content_encoding = "deflate", .json_size = "8"}, 10).json_size,
-      8u);
+  EXPECT_EQ(plan_body({.content_length = 5, .content_encoding = "deflate", .json_size = "8"}, 10)
+                .json_size,
+            8u);
 }
 
 TEST(BodyPlan, RefusesWhatItCannotRead) {

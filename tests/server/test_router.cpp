@@ -45,7 +45,7 @@ class RouterTest : public ::testing::Test {
     expect_contains(reply.text, part);
   }
 
-  Core core_;
+  Core core_{std::size_t{1} << 20};
   Router router_{core_};
 };
 

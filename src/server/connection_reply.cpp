@@ -3,7 +3,6 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/error.hpp>
 #include <boost/beast/http/write.hpp>
-#include <new>
 #include <string_view>
 #include <utility>
 
@@ -21,19 +20,11 @@ namespace http = boost::beast::http;
 // How long a refused client may go on sending, so that it gets to read the reply.
 constexpr std::chrono::seconds kLingerTime{2};
 
-// Sent as it is when there is no memory to pack it.
-void try_pack_reply(Coding coding, HttpReply& reply) {
-  try {
-    pack_reply(coding, reply);
-  } catch (const std::bad_alloc&) {
-  }
-}
-
 }  // namespace
 
 void Connection::reply(HttpReply reply) {
   const auto& head = parser_->get();
-  try_pack_reply(wanted_coding(view(head[http::field::accept_encoding])), reply);
+  pack_reply(wanted_coding(view(head[http::field::accept_encoding])), reply);
   response_.emplace(http::int_to_status(reply.status), head.version());
   response_->set(http::field::content_type, reply.content_type);
   for (const auto& [name, value] : reply.headers) {

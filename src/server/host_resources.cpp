@@ -73,7 +73,9 @@ int count_cores(const cpu_set_t& mask) {
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
     if (CPU_ISSET(cpu, &mask)) {
       const std::string name = "cpu" + std::to_string(cpu);
-      std::ifstream file("/sys/devices/system/cpu/" + name + "/topology/thread_siblings_list");
+      std::string path = "/sys/devices/system/cpu/";
+      path.append(name).append("/topology/thread_siblings_list");
+      std::ifstream file(path);
       std::string list;
       siblings.insert(std::getline(file, list) ? list : name);
     }

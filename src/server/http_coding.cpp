@@ -153,6 +153,17 @@ void pack(const void* data, std::size_t bytes, bool is_last, z_stream& stream, s
   } while (bytes > 0 || stream.avail_out == 0);
 }
 
+std::string pack_all(Coding coding, const HttpReply& reply) {
+  Deflater deflater(coding);
+  std::string packed;
+  pack(reply.text.data(), reply.text.size(), reply.blobs.empty(), deflater.stream, packed);
+  for (std::size_t i = 0; i < reply.blobs.size(); ++i) {
+    pack(reply.blobs[i].data, reply.blobs[i].bytes, i + 1 == reply.blobs.size(), deflater.stream,
+         packed);
+  }
+  return packed;
+}
+
 }  // namespace
 
 std::optional<Coding> coding_of(std::string_view content_encoding) {
@@ -208,12 +219,11 @@ void pack_reply(Coding coding, HttpReply& reply) {
   if (coding == Coding::kIdentity || size < kMinPackedBytes) {
     return;
   }
-  Deflater deflater(coding);
   std::string packed;
-  pack(reply.text.data(), reply.text.size(), reply.blobs.empty(), deflater.stream, packed);
-  for (std::size_t i = 0; i < reply.blobs.size(); ++i) {
-    pack(reply.blobs[i].data, reply.blobs[i].bytes, i + 1 == reply.blobs.size(), deflater.stream,
-         packed);
+  try {
+    packed = pack_all(coding, reply);
+  } catch (const std::bad_alloc&) {
+    return;
   }
   reply.headers.emplace_back("Content-Encoding", name_of(coding));
   reply.headers.emplace_back("Vary", "Accept-Encoding");

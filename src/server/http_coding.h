@@ -30,7 +30,7 @@ std::shared_ptr<RequestBody> unpack_body(const RequestBody& packed, Coding codin
                                          std::size_t max_bytes, MemoryBudget& memory);
 
 // Replaces text and blobs by their coded bytes and names the coding in a header. Small replies stay
-// as they are.
+// as they are, and so do all when there is no memory to pack them.
 void pack_reply(Coding coding, HttpReply& reply);
 
 }  // namespace ikbo::server

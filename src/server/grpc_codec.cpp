@@ -211,6 +211,12 @@ void write_specs(const std::vector<TensorSpec>& specs, const std::string& kind, 
 InferCall decode_infer(const Manifest& manifest, std::shared_ptr<ModelInferRequest> message) {
   InferCall call;
   call.id = message->id();
+  if (const auto found = message->parameters().find("timeout");
+      found != message->parameters().end()) {
+    // Of another type: refused as a number that no timeout is.
+    call.timeout =
+        read_timeout(manifest, found->second.has_int64_param() ? found->second.int64_param() : -1);
+  }
   call.outputs = read_outputs(manifest, *message);
   call.request = GrpcInputReader(manifest, std::move(message)).read();
   return call;

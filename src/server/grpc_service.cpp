@@ -4,6 +4,9 @@
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
+#include <chrono>
+
 namespace ikbo::server {
 namespace {
 
@@ -48,6 +51,16 @@ grpc::ByteBuffer buffer_of(const GrpcAnswer& answer) {
     }
   }
   return {slices.data(), slices.size()};
+}
+
+// The sooner of the call's own deadline and the request's parameter.
+Batcher::Clock::time_point deadline_of(const grpc::CallbackServerContext& context,
+                                       const InferCall& call) {
+  constexpr std::chrono::microseconds kLongest = std::chrono::hours(24);
+  const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+      context.deadline() - std::chrono::system_clock::now());
+  const auto timeout = std::min(left, call.timeout.value_or(kLongest));
+  return timeout < kLongest ? Batcher::Clock::now() + timeout : Batcher::Clock::time_point::max();
 }
 
 grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
@@ -115,7 +128,7 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
                                                   grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   try {
-    submit(*request, response, reactor);
+    submit(context, *request, response, reactor);
   } catch (const RequestError& error) {
     reactor->Finish(status_of(error));
   } catch (const std::bad_alloc&) {
@@ -124,16 +137,19 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
   return reactor;
 }
 
-void GrpcService::submit(const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
-                         grpc::ServerUnaryReactor* reactor) {
+void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
+                         grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
   auto message = parse(request, core_.request_memory);
   ServedModel& model = core_.models.find(message->model_name(), message->model_version());
   try {
     auto call = std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(message)));
     runtime::Request inputs = std::move(call->request);
-    model.batcher.submit(std::move(inputs), [=, this, &model](const Batcher::Outcome& outcome) {
-      reactor->Finish(answer(model, *call, outcome, response));
-    });
+    model.batcher.submit(std::move(inputs),
+                         [=, this, &model](const Batcher::Outcome& outcome) {
+                           reactor->Finish(answer(model, *call, outcome, response));
+                         },
+                         {.deadline = deadline_of(*context, *call),
+                          .is_abandoned = [context] { return context->IsCancelled(); }});
   } catch (const RequestError& error) {
     model.metrics.requests.count(info_of(error.kind()).status);
     throw;

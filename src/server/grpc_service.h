@@ -58,8 +58,8 @@ class GrpcService final : public CallbackService {
  private:
   // Counts the error.
   grpc::Status status_of(const RequestError& error) const;
-  void submit(const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
-              grpc::ServerUnaryReactor* reactor);
+  void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
+              grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor);
   grpc::Status answer(ServedModel& model, const InferCall& call, const Batcher::Outcome& outcome,
                       grpc::ByteBuffer* response) const;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/infer_call.h"
 
-#include <cstdint>
+#include <algorithm>
 #include <utility>
 
 #include "server/wire_names.h"
@@ -70,6 +70,19 @@ void add_output(const Manifest& manifest, std::size_t index, bool is_binary, std
                 ", which is sent as binary data only; ", how);
   }
   wanted.push_back({index, is_binary});
+}
+
+std::optional<std::chrono::microseconds> read_timeout(const Manifest& manifest,
+                                                      std::int64_t microseconds) {
+  constexpr std::chrono::microseconds kLongest = std::chrono::hours(24);
+  if (microseconds < 0) {
+    bad_request(manifest, "parameter 'timeout' must be a number of microseconds from 0 on; got ",
+                microseconds);
+  }
+  if (microseconds == 0) {
+    return std::nullopt;
+  }
+  return std::min(std::chrono::microseconds(microseconds), kLongest);
 }
 
 RequestInputs::RequestInputs(const Manifest& manifest)

@@ -3,8 +3,11 @@
 // is checked and how it is said.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +26,7 @@ struct WantedOutput {
 
 struct InferCall {
   std::string id;
+  std::optional<std::chrono::microseconds> timeout;  // from the request's arrival to its run
   std::vector<WantedOutput> outputs;
   runtime::Request request;
 };
@@ -39,6 +43,10 @@ std::string show_shape(const runtime::Shape& shape);
 // throw RequestError(kBadRequest) that names model, tensor, requirement and value.
 std::size_t find_tensor(const runtime::Manifest& manifest, std::string_view kind,
                         std::string_view name, const std::vector<runtime::TensorSpec>& specs);
+
+// The request's parameter `timeout`, in microseconds; 0: none.
+std::optional<std::chrono::microseconds> read_timeout(const runtime::Manifest& manifest,
+                                                      std::int64_t microseconds);
 
 // Parameters of a tensor whose meaning this server does not know how to honour.
 inline constexpr std::string_view kRefusedParameters[] = {"shared_memory_region", "classification"};

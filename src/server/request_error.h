@@ -22,12 +22,13 @@ enum class ErrorKind : std::int8_t {
   kHeadersTooLarge,      // request line and header fields over the limit
   kExecutionFailed,      // the model's run failed
   kOutOfMemory,          // no memory for a request or its answer
+  kDeadlineExceeded,     // the client's deadline passed before the run
   kConnectionLimit,      // --max-connections are open
   kTlsHandshake,         // the client does not speak TLS, or has no certificate that is accepted
   kTimeout,              // the client was too slow: the connection is closed without an answer
   kDisconnected,         // the client went away in the middle of a request or of its answer
 };
-inline constexpr int kNumErrorKinds = 14;
+inline constexpr int kNumErrorKinds = 15;
 
 struct ErrorKindInfo {
   std::string_view name;  // label value in /metrics
@@ -38,6 +39,7 @@ struct ErrorKindInfo {
 // Those of gRPC's status codes that the list below uses.
 enum GrpcStatus : std::int8_t {
   kGrpcInvalidArgument = 3,
+  kGrpcDeadlineExceeded = 4,
   kGrpcNotFound = 5,
   kGrpcResourceExhausted = 8,
   kGrpcUnimplemented = 12,
@@ -57,6 +59,7 @@ inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
       {"headers_too_large", 431, kGrpcResourceExhausted},
       {"execution_failed", 500, kGrpcInternal},
       {"out_of_memory", 503, kGrpcResourceExhausted},
+      {"deadline_exceeded", 504, kGrpcDeadlineExceeded},
       {"connection_limit", 503, kGrpcUnavailable},
       {"tls_handshake", 0, kGrpcUnavailable},
       {"timeout", 0, kGrpcUnavailable},

@@ -168,11 +168,18 @@ void Router::infer(ServedModel& model, HttpRequest& request, const Finish& finis
     auto call =
         std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(request.body)));
     runtime::Request inputs = std::move(call->request);
-    model.batcher.submit(std::move(inputs), [this, &model, call, finish](Batcher::Outcome outcome) {
-      finish([this, &model, call, outcome = std::move(outcome)] {
-        return infer_reply(model, *call, outcome);
-      });
-    });
+    RequestTerms terms;
+    if (call->timeout.has_value()) {
+      terms.deadline = Batcher::Clock::now() + *call->timeout;
+    }
+    model.batcher.submit(
+        std::move(inputs),
+        [this, &model, call, finish](Batcher::Outcome outcome) {
+          finish([this, &model, call, outcome = std::move(outcome)] {
+            return infer_reply(model, *call, outcome);
+          });
+        },
+        std::move(terms));
   } catch (const RequestError& error) {
     model.metrics.requests.count(info_of(error.kind()).status);
     throw;

@@ -47,6 +47,17 @@ std::string read_id(const Manifest& manifest, object root) {
   return std::string(text);
 }
 
+std::optional<std::chrono::microseconds> find_timeout(const Manifest& manifest, object root) {
+  element value;
+  std::int64_t microseconds = 0;
+  if (root["parameters"]["timeout"].get(value) == simdjson::SUCCESS &&
+      value.get(microseconds) != simdjson::SUCCESS) {
+    bad_request(manifest, "parameter 'timeout' must be a number of microseconds from 0 on; got ",
+                show(value));
+  }
+  return read_timeout(manifest, microseconds);
+}
+
 // The array `name` of `root`; false when there is none.
 bool find_array(const Manifest& manifest, object root, const char* name, array& items) {
   element value;
@@ -95,6 +106,7 @@ InferCall decode_infer(const Manifest& manifest, std::shared_ptr<const RequestBo
   const object root = parse_object(manifest, body->json(), parser);
   InferCall call;
   call.id = read_id(manifest, root);
+  call.timeout = find_timeout(manifest, root);
   call.outputs = read_outputs(manifest, root);
   array inputs;
   if (!find_array(manifest, root, "inputs", inputs)) {

@@ -406,6 +406,29 @@ def test_a_full_queue_refuses_and_serves_on(start_server: StartServer, ranker: S
     assert ask(0) == "ok"
 
 
+def test_deadlines(start_server: StartServer, ranker: Served) -> None:
+    server = start_server("--max-batch-candidates", "1")
+    inputs = make_inputs(1, MAX_CANDIDATES, seed=6)
+    with triton.InferenceServerClient(server.grpc_address) as own:
+        with pytest.raises(InferenceServerException, match="us in the queue") as refused:
+            own.infer("ranker", infer_inputs(inputs), timeout=1)
+        assert refused.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+        # The call's own deadline: the client gives up, and what waits is not run.
+        answers: queue.Queue = queue.Queue()
+        for limit in [None, *([0.001] * 8)]:
+            own.async_infer(
+                "ranker",
+                infer_inputs(inputs),
+                lambda result, error: answers.put(error),
+                client_timeout=limit,
+            )
+        errors = [answers.get(timeout=60) for _ in range(9)]
+        late = [x for x in errors if x is not None]
+        assert len(late) == 8
+        assert {x.status() for x in late} == {"StatusCode.DEADLINE_EXCEEDED"}
+        assert_answer(own.infer("ranker", infer_inputs(inputs)), ranker.module, inputs)
+
+
 def test_no_grpc_and_a_taken_port(start_server: StartServer, ranker: Served) -> None:
     assert "grpc_port=none" in "".join(started_log(start_server("--no-grpc")))
     first = start_server()

@@ -94,6 +94,17 @@ TEST(GrpcCodec, ReadsRawAndTypedContentsWhereTheyLie) {
   }
 }
 
+TEST(GrpcCodec, ReadsTheTimeout) {
+  auto request = raw();
+  EXPECT_EQ(decode_infer(manifest(), request).timeout, std::nullopt);
+  (*request->mutable_parameters())["timeout"].set_int64_param(1500);
+  EXPECT_EQ(decode_infer(manifest(), request).timeout, std::chrono::microseconds(1500));
+  (*request->mutable_parameters())["timeout"].set_int64_param(-1);
+  expect_refused(request, "parameter 'timeout' must be a number of microseconds from 0 on; got -1");
+  (*request->mutable_parameters())["timeout"].set_string_param("1");
+  expect_refused(request, "parameter 'timeout' must be a number of microseconds");
+}
+
 TEST(GrpcCodec, TheCallKeepsTheMessage) {
   std::weak_ptr<ModelInferRequest> watched;
   {

@@ -279,6 +279,15 @@ def test_a_full_queue_refuses_and_serves_on(start_server: StartServer, ranker: S
     assert ask(0) == "200"
 
 
+def test_a_timeout_in_the_queue(client, ranker: Served) -> None:
+    inputs = make_inputs(1, 4, seed=4)
+    with pytest.raises(InferenceServerException, match="us in the queue") as refusal:
+        client.infer("ranker", infer_inputs(inputs), timeout=1)
+    assert refusal.value.status() == "504"
+    in_time = client.infer("ranker", infer_inputs(inputs), timeout=60_000_000)
+    assert_answer(in_time, ranker.module, inputs)
+
+
 def test_help_and_version_and_documented_flags() -> None:
     text = subprocess.run([str(server_path()), "--help"], capture_output=True, text=True)
     assert text.returncode == 0

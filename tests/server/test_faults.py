@@ -213,6 +213,13 @@ def test_body_of_unknown_length(server: Server, ranker: Served) -> None:
         (b"\x00\x01\x02\x03 no HTTP at all\r\n\r\n", b"400"),
         (b"GET /v2 HTTP/1.1\r\nno field\r\n\r\n", b"400"),
         (b"GET /v2 HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"GET /v2 HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n", b"400"),
+        (b"GET /v2 HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", b"400"),
+        (
+            b"GET /v2 HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"400",
+        ),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
         (b"GET /v2 HTTP/1.1\r\nx: " + b"y" * 20000 + b"\r\n\r\n", b"431"),
     ],
 )
@@ -259,6 +266,14 @@ def test_vanished_clients_do_no_harm(server: Server, ranker: Served, size: float
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         client.close()
     assert_serves(server, ranker)
+
+
+def test_half_closed_clients_get_their_answers(server: Server) -> None:
+    with connect(server) as client:
+        client.sendall(request_bytes())
+        client.shutdown(socket.SHUT_WR)
+        reply = receive_all(client)
+    assert reply.startswith(b"HTTP/1.1 200 OK") and b'"score"' in reply
 
 
 def test_pipelined_requests_are_answered_in_order(server: Server) -> None:

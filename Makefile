@@ -88,6 +88,15 @@ models-packed: env  ## the public models' packages for a GPU machine, as build/m
 	  --python-version $(GPU_PYTHON) $(PLATFORMS) -r requirements/models.txt
 	tar -czf $(MODELS_GPU).tgz --exclude=__pycache__ -C $(MODELS_GPU) .
 
+KSERVE := build/kserve-venv
+$(KSERVE)/.installed: requirements/kserve.txt
+	$(PY) -m venv --clear $(KSERVE)
+	$(KSERVE)/bin/pip install --disable-pip-version-check -r $<
+	touch $@
+
+test-kserve: setup-cpu $(KSERVE)/.installed  ## the server asked by KServe's own clients
+	IKBO_KSERVE_PYTHON=$(CURDIR)/$(KSERVE)/bin/python $(PY) -m pytest -q tests/server/test_kserve.py
+
 check-results: env  ## list the files of bench/results/ that are older than the code they measure
 	$(PY) tools/check_results.py
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STD = r"[a-z0-9_]+"  # <vector>: a standard header has no suffix
-POSIX = r"(sys/\w+|netinet/\w+|dlfcn|fcntl|malloc|poll|pthread|signal|unistd)\.h"
+POSIX = r"(sys/\w+|netinet/\w+|dlfcn|fcntl|malloc|poll|pthread|sched|signal|unistd)\.h"
 STABLE_TORCH = r"torch/(csrc/(stable|inductor/aoti_torch/(c|generated))|headeronly)/.+"
 CUDA = r"(cuda\w*|cooperative_groups(/.+)?)(\.h|\.hpp)?|cuda/.+"
 TEST = r"(gtest|gmock)/.+|fuzzer/.+"
@@ -26,6 +26,8 @@ ERROR_AND_TYPES = r"ikbo/(error|types)\.h"
 RUNTIME = r"ikbo/runtime/.+"
 FULL_TORCH = rf"(?!{STABLE_TORCH})(torch|ATen|c10)/.+"
 LIBRARIES = (r"simdjson\.h", r"zip\.h", r"CLI/CLI\.hpp")
+PROTOBUF = r"google/protobuf/.+|open_inference\.pb\.h"
+GRPC = r"grpc(pp)?/.+|open_inference\.grpc\.pb\.h"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,18 @@ LAYERS = (
     ),
     Layer(
         "src/server",
-        (STD, POSIX, ERROR_AND_TYPES, RUNTIME, r"server/.+", r"boost/.+", *LIBRARIES),
+        (
+            STD,
+            POSIX,
+            ERROR_AND_TYPES,
+            RUNTIME,
+            r"server/.+",
+            r"boost/.+",
+            r"zlib\.h",
+            PROTOBUF,
+            GRPC,
+            *LIBRARIES,
+        ),
     ),
     Layer("bench", (STD, IKBO, CUDA, r"kernels/.+")),
     Layer("tests", (STD, POSIX, IKBO, RUNTIME, TEST)),
@@ -75,7 +88,7 @@ LAYERS = (
         "tests/server",
         (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", r"boost/.+", *LIBRARIES),
     ),
-    Layer("tests/fuzz", (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+")),
+    Layer("tests/fuzz", (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", PROTOBUF)),
     Layer("tests/device", (STD, IKBO, TEST, CUDA, r"kernels/.+")),
 )
 

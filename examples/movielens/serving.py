@@ -76,7 +76,7 @@ def running_server(command: list[str], log: Path) -> Iterator[int]:
     port = free_port()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--port", str(port)],
+            [*command, "--port", str(port), "--no-grpc"],
             stdout=output,
             stderr=subprocess.STDOUT,
         )

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <future>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -98,18 +99,54 @@ void Batcher::warm_up(runtime::Session& session) const {
   session.run(inputs);
 }
 
-void Batcher::submit(runtime::Request request, Done done) {
+void Batcher::submit(runtime::Request request, Done done, RequestTerms terms) {
+  std::vector<Entry> useless;
+  Entry entry{std::move(request), std::move(done), std::move(terms), Clock::now()};
   {
     const std::lock_guard lock(mutex_);
+    if (queue_.size() >= options_.max_queue) {
+      useless = take_useless();
+    }
     if (queue_.size() >= options_.max_queue) {
       refuse(ErrorKind::kQueueFull, "model ", model_->manifest().model_name,
              ": the queue must have room (--max-queue ", options_.max_queue,
              "); it is full, ask again later");
     }
-    queue_.push_back({std::move(request), std::move(done), Clock::now()});
+    const auto later = std::upper_bound(
+        queue_.begin(), queue_.end(), entry.due(),
+        [](Clock::time_point due, const Entry& queued) { return due < queued.due(); });
+    queue_.insert(later, std::move(entry));
     metrics_.queued_requests = static_cast<std::int64_t>(queue_.size());
   }
   changed_.notify_one();
+  refuse_useless(std::move(useless));
+}
+
+std::vector<Batcher::Entry> Batcher::take_useless() {
+  const auto now = Clock::now();
+  const auto first = std::stable_partition(queue_.begin(), queue_.end(), [now](const Entry& entry) {
+    return entry.terms.deadline > now && !(entry.terms.is_abandoned && entry.terms.is_abandoned());
+  });
+  std::vector<Entry> useless(std::make_move_iterator(first), std::make_move_iterator(queue_.end()));
+  queue_.erase(first, queue_.end());
+  metrics_.queued_requests = static_cast<std::int64_t>(queue_.size());
+  return useless;
+}
+
+void Batcher::refuse_useless(std::vector<Entry> entries) {
+  for (Entry& entry : entries) {
+    entry.request = {};
+    const auto waited =
+        std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - entry.arrival);
+    if (entry.terms.deadline <= Clock::now()) {
+      entry.done(
+          RequestError(ErrorKind::kDeadlineExceeded,
+                       "the request's deadline must be later than its run; it passed after " +
+                           std::to_string(waited.count()) + " us in the queue"));
+    } else {
+      entry.done(RequestError(ErrorKind::kDisconnected, "the client has gone"));
+    }
+  }
 }
 
 void Batcher::work(runtime::Session& session) {
@@ -141,6 +178,8 @@ Batcher::Prefix Batcher::next_batch() const {
       break;
     }
     ++prefix.size;
+    prefix.first_arrival = std::min(prefix.first_arrival, entry.arrival);
+    prefix.first_deadline = std::min(prefix.first_deadline, entry.terms.deadline);
   }
   return prefix;
 }
@@ -150,16 +189,23 @@ std::vector<Batcher::Entry> Batcher::take() {
   Prefix prefix;
   for (;;) {
     changed_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
+    if (std::vector<Entry> useless = take_useless(); !useless.empty()) {
+      lock.unlock();
+      refuse_useless(std::move(useless));
+      lock.lock();
+      continue;
+    }
     if (queue_.empty()) {
       return {};
     }
     prefix = next_batch();
     const auto wait = std::min<Clock::duration>(options_.max_wait, last_time_);
-    const auto deadline = std::min(queue_.front().arrival, last_end_) + wait;
-    if (is_stopping_ || prefix.is_full || prefix.size >= last_size_ || Clock::now() >= deadline) {
+    const auto begin_by = std::min(std::min(prefix.first_arrival, last_end_) + wait,
+                                   prefix.first_deadline - last_time_);
+    if (is_stopping_ || prefix.is_full || prefix.size >= last_size_ || Clock::now() >= begin_by) {
       break;
     }
-    changed_.wait_until(lock, deadline);
+    changed_.wait_until(lock, begin_by);
   }
   std::vector<Entry> entries;
   for (std::size_t i = 0; i < prefix.size; ++i) {
@@ -210,9 +256,11 @@ void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
   }
   note_end(entries.size(), Clock::now() - begin);
   for (std::size_t i = 0; i < responses.size(); ++i) {
+    entries[i].request = {};  // who has an answer holds no memory for its question
     entries[i].done(std::move(responses[i]));
   }
   if (!error.empty() && entries.size() == 1) {
+    entries[0].request = {};
     entries[0].done(RequestError(ErrorKind::kExecutionFailed, error));
   } else if (!error.empty()) {
     for (Entry& entry : entries) {

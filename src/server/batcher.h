@@ -3,17 +3,23 @@
 //
 //   submit (any thread) -> queue -> worker threads: take a batch, run, split -> done callbacks
 //
+// The queue is ordered by when a request's time runs out: at its deadline, or kPatience after its
+// arrival when that is sooner, so that requests without deadlines keep their order of arrival and
+// none waits for ever. A request whose deadline has passed, or whose client has gone, is not run.
+//
 // A batch is the longest prefix of the queue whose sums of users and candidates stay within the
-// limits, so requests run in order of arrival and none is overtaken. When to start it:
+// limits. When to start it:
 //   - at once, as long as requests come one by one: a worker that finds a request runs it;
 //   - after a run that merged n requests their clients are about to ask again. A worker that finds
 //     fewer than n waits for the others: until max_wait after the end of that run, or until as much
 //     time as that run took has passed, whichever is shorter (waiting longer than a run takes does
-//     not pay). No request waits longer than that either.
+//     not pay). No request waits longer than that either, or so long that it would miss its
+//     deadline.
 // A run of several requests that fails is repeated request by request, so that only the guilty one
 // gets the error.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -41,6 +47,12 @@ struct BatcherOptions {
   int num_workers = 1;           // runs at once
 };
 
+// When an answer is of no more use.
+struct RequestTerms {
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  std::function<bool()> is_abandoned = {};  // asked by a worker before the run; may be empty
+};
+
 class Batcher {
  public:
   using Outcome = std::variant<runtime::Response, RequestError>;
@@ -55,26 +67,38 @@ class Batcher {
   Batcher(const Batcher&) = delete;
   Batcher& operator=(const Batcher&) = delete;
 
-  // `request` has passed runtime::check_request. `done` is called once, by a worker; it must not
-  // throw. Throws RequestError kQueueFull, and then `done` is never called. Thread-safe.
-  void submit(runtime::Request request, Done done);
+  using Clock = std::chrono::steady_clock;
+
+  // `request` has passed runtime::check_request. `done` is called once, by a worker or another
+  // caller of `submit`; it must not throw. Throws RequestError kQueueFull, and then `done` is never
+  // called. Thread-safe.
+  void submit(runtime::Request request, Done done, RequestTerms terms = {});
 
  private:
-  using Clock = std::chrono::steady_clock;
+  // The part of a request's waiting time that others with deadlines can take.
+  static constexpr std::chrono::seconds kPatience{1};
   struct Entry {
     runtime::Request request;
     Done done;
+    RequestTerms terms;
     Clock::time_point arrival;
+
+    Clock::time_point due() const { return std::min(terms.deadline, arrival + kPatience); }
   };
   // The front of the queue that makes up the next run.
   struct Prefix {
     std::size_t size = 0;
     bool is_full = false;  // more would not fit
+    Clock::time_point first_arrival = Clock::time_point::max();
+    Clock::time_point first_deadline = Clock::time_point::max();
   };
 
   void warm_up(runtime::Session& session) const;
   void work(runtime::Session& session);
   std::vector<Entry> take();  // empty: stopping and nothing left
+  // Takes what is not to be run out of the queue; with the mutex.
+  std::vector<Entry> take_useless();
+  static void refuse_useless(std::vector<Entry> entries);
   Prefix next_batch() const;
   void run(runtime::Session& session, std::vector<Entry>& entries);
   void note_end(std::size_t num_requests, Clock::duration time);

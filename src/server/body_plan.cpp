@@ -13,9 +13,10 @@ BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes) {
     refuse(ErrorKind::kLengthRequired,
            "the request must have a Content-Length; got Transfer-Encoding: chunked");
   }
-  if (!fields.content_encoding.empty() && fields.content_encoding != "identity") {
+  const std::optional<Coding> coding = coding_of(fields.content_encoding);
+  if (!coding.has_value()) {
     refuse(ErrorKind::kUnsupportedEncoding,
-           "the body must be sent without compression; got Content-Encoding: ",
+           "the body must be sent as it is, or packed as gzip or deflate; got Content-Encoding: ",
            fields.content_encoding);
   }
   const std::uint64_t size = fields.content_length.value_or(0);
@@ -23,17 +24,20 @@ BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes) {
     refuse(ErrorKind::kBodyTooLarge, "the body must have at most ", max_bytes,
            " bytes (--max-body-bytes); got ", size);
   }
-  BodyPlan plan{size, size};
+  BodyPlan plan{size, *coding, std::nullopt};
   if (fields.json_size.has_value()) {
     const std::string_view text = *fields.json_size;
     const char* const first = text.data();
     const char* const last = first + text.size();
-    const auto [end, error] = std::from_chars(first, last, plan.json_size);
-    if (error != std::errc() || end != last || plan.json_size > size) {
+    const std::uint64_t limit = coding == Coding::kIdentity ? size : max_bytes;
+    std::size_t json_size = 0;
+    const auto [end, error] = std::from_chars(first, last, json_size);
+    if (error != std::errc() || end != last || json_size > limit) {
       refuse(ErrorKind::kBadRequest,
-             "Inference-Header-Content-Length must be a number up to Content-Length (", size,
+             "Inference-Header-Content-Length must be a number up to Content-Length (", limit,
              "); got ", text);
     }
+    plan.json_size = json_size;
   }
   return plan;
 }

@@ -7,6 +7,8 @@
 #include <optional>
 #include <string_view>
 
+#include "server/http_coding.h"
+
 namespace ikbo::server {
 
 struct BodyFields {
@@ -17,12 +19,14 @@ struct BodyFields {
 };
 
 struct BodyPlan {
-  std::size_t size = 0;
-  std::size_t json_size = 0;
+  std::size_t size = 0;  // on the wire
+  Coding coding = Coding::kIdentity;
+  // Of the body once unpacked; none: the whole of it. At most `size` when that is the same.
+  std::optional<std::size_t> json_size = std::nullopt;
 };
 
-// Throws RequestError: a body of unknown length, a compressed one, one over `max_bytes`, a JSON
-// header longer than the body.
+// Throws RequestError: a body of unknown length, one of an unknown coding, one over `max_bytes`, a
+// JSON header longer than the body.
 BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes);
 
 }  // namespace ikbo::server

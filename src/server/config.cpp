@@ -2,10 +2,14 @@
 #include "server/config.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <map>
+
+#include "server/config_file.h"
 
 namespace ikbo::server {
 namespace {
@@ -35,7 +39,7 @@ void add_model_flags(CLI::App& app, Config& config) {
       ->check(CLI::Range(1, kMaxThreads))
       ->capture_default_str();
   app.add_option("--threads-per-run", config.model.threads_per_run,
-                 "Threads inside one run; 0: PyTorch's default")
+                 "Threads inside one run; 0: a share of this process's cores for each worker")
       ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
 }
@@ -61,13 +65,36 @@ void add_batching_flags(CLI::App& app, Config& config) {
       ->capture_default_str();
 }
 
+void add_protocol_flags(CLI::App& app, Config& config) {
+  app.add_option("--grpc-port", config.grpc.port, "Port for gRPC; 0: any free one (see the log)")
+      ->capture_default_str();
+  app.add_flag("--no-grpc", config.no_grpc, "Serve HTTP alone");
+  app.add_option("--max-request-memory", config.max_request_memory,
+                 "Bytes that all requests may hold at once; 0: a quarter of this process's memory")
+      ->check(CLI::Range(std::size_t{0}, std::size_t{1} << 50))
+      ->capture_default_str();
+  app.add_option("--tls-cert", config.tls.certificate,
+                 "PEM file: the server's certificate with its chain; turns TLS on, for both "
+                 "protocols")
+      ->check(CLI::ExistingFile);
+  app.add_option("--tls-key", config.tls.key, "PEM file: the private key of the certificate")
+      ->check(CLI::ExistingFile);
+  app.add_option("--tls-client-ca", config.tls.client_ca,
+                 "PEM file: clients must show a certificate that one of these authorities signed")
+      ->check(CLI::ExistingFile);
+  app.get_option("--tls-cert")->needs("--tls-key");
+  app.get_option("--tls-key")->needs("--tls-cert");
+  app.get_option("--tls-client-ca")->needs("--tls-cert");
+}
+
 void add_http_flags(CLI::App& app, HttpOptions& http) {
   app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: all of this machine's")
       ->capture_default_str();
   app.add_option("--port", http.port, "Port to listen on; 0: any free one (see the log)")
       ->capture_default_str();
-  app.add_option("--threads", http.num_threads, "Threads for connections, parsing and replies")
-      ->check(CLI::Range(1, kMaxThreads))
+  app.add_option("--threads", http.num_threads,
+                 "Threads for connections, parsing and replies; 0: as many as suit the cores")
+      ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
   app.add_option("--max-body-bytes", http.max_body_bytes,
                  "Largest request body; a larger one gets status 413")
@@ -87,6 +114,22 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
            "After SIGTERM or SIGINT, time (ms) to finish the requests under way");
 }
 
+// What a zero stands for.
+void fill_in(Config& config) {
+  config.host = find_host_resources();
+  if (config.http.num_threads == 0) {
+    constexpr int kCoresPerThread = 8;
+    config.http.num_threads = std::clamp(config.host.cores / kCoresPerThread, 2, 16);
+  }
+  // Who sets OpenMP's own variable has decided.
+  if (config.model.threads_per_run == 0 && std::getenv("OMP_NUM_THREADS") == nullptr) {
+    config.model.threads_per_run = std::max(1, config.host.cores / config.batcher.num_workers);
+  }
+  if (config.max_request_memory == 0) {
+    config.max_request_memory = config.host.memory_bytes / 4;
+  }
+}
+
 }  // namespace
 
 std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_code) {
@@ -96,24 +139,37 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
                                                   {"error", LogLevel::kError}};
   Config config;
   CLI::App app(
-      "Serves ikbo packages over HTTP: Open Inference Protocol v2 with the binary tensor "
+      "Serves ikbo packages over HTTP and gRPC: Open Inference Protocol v2 with the binary tensor "
       "extension, /metrics for Prometheus. SIGTERM and SIGINT stop it gracefully.",
       "ikbo-server");
   app.set_version_flag("--version", IKBO_VERSION);
   add_model_flags(app, config);
   add_batching_flags(app, config);
   add_http_flags(app, config.http);
+  add_protocol_flags(app, config);
   std::string level = "info";
   app.add_option("--log-level", level, "Lines on stderr: debug, info, warning or error")
       ->check(CLI::IsMember(levels))
       ->capture_default_str();
+  add_config_sources(app);
+  app.add_flag("--check-config", config.is_check,
+               "Check configuration, packages and certificates, print the flags in force as a "
+               "configuration file, and end")
+      ->configurable(false);
   try {
+    refuse_unknown_variables(app);
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error);
     return std::nullopt;
   }
   config.log_level = levels.at(level);
+  config.text = config_text(app);
+  fill_in(config);
+  config.grpc.host = config.http.host;
+  config.grpc.max_message_bytes = config.http.max_body_bytes;
+  config.grpc.idle_timeout = config.http.idle_timeout;
+  config.grpc.handshake_timeout = config.http.read_timeout;
   config.model.num_sessions = config.batcher.num_workers;
   return config;
 }

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line of ikbo-server.
+// The configuration of ikbo-server: command line, environment, file, and what the machine has.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "ikbo/runtime/model.h"
 #include "server/batcher.h"
+#include "server/grpc_server.h"
+#include "server/host_resources.h"
 #include "server/http_server.h"
 #include "server/log.h"
+#include "server/tls.h"
 
 namespace ikbo::server {
 
@@ -18,11 +22,19 @@ struct Config {
   runtime::ModelOptions model;
   BatcherOptions batcher;
   HttpOptions http;
+  bool no_grpc = false;
+  GrpcOptions grpc;
+  TlsOptions tls;
+  std::size_t max_request_memory = 0;  // bytes
   LogLevel log_level = LogLevel::kInfo;
+  HostResources host;
+  bool is_check = false;  // say what is wrong with it, and do not serve
+  std::string text;       // the flags in force, as a configuration file
 };
 
-// Nothing when there is nothing to serve (--help, --version, an unusable flag): the text is printed
-// and `exit_code` is set.
+// Zeros that stand for a share of the machine are replaced by it. Nothing when there is nothing to
+// serve (--help, --version, an unusable flag, key or variable): the text is printed and `exit_code`
+// is set.
 std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_code);
 
 }  // namespace ikbo::server

@@ -8,7 +8,6 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/http/read.hpp>
-#include <boost/beast/http/write.hpp>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -17,7 +16,7 @@
 #include <string_view>
 #include <utility>
 
-#include "server/body_plan.h"
+#include "server/http_coding.h"
 #include "server/request_error.h"
 
 namespace ikbo::server {
@@ -28,22 +27,22 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 
 constexpr std::size_t kMaxHeadBytes = 16 * 1024;
-constexpr std::size_t kReadAhead = 16 * 1024;
-// How long a refused client may go on sending, so that it gets to read the reply.
-constexpr std::chrono::seconds kLingerTime{2};
 constexpr boost::string_view kJsonSizeField = "Inference-Header-Content-Length";
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-
-std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
 
 bool is_http_error(const boost::system::error_code& error) {
   return error.category() == http::make_error_code(http::error::bad_method).category();
 }
 
+RequestError no_memory() {
+  return RequestError(ErrorKind::kOutOfMemory,
+                      "the server has no memory for the request's body now");
+}
+
 }  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext& context)
-    : stream_(std::move(socket)), context_(context) {
+    : stream_(std::move(socket), context.tls), context_(context) {
   ++context_.metrics.connections;
 }
 
@@ -53,14 +52,29 @@ Connection::~Connection() {
 }
 
 void Connection::start() {
-  asio::dispatch(stream_.get_executor(), [self = shared_from_this()] { self->next_request(); });
+  asio::dispatch(stream_.get_executor(), [self = shared_from_this()] {
+    if (!self->stream_.has_tls()) {
+      return self->next_request();
+    }
+    self->stream_.tcp().expires_after(self->context_.options.read_timeout);
+    self->stream_.async_handshake([self](ErrorCode error) { self->on_handshake(error); });
+  });
+}
+
+void Connection::on_handshake(ErrorCode error) {
+  if (error) {
+    context_.metrics.count(ErrorKind::kTlsHandshake);
+    context_.logger.write(LogLevel::kDebug, "dropped", {{"error", error.message()}});
+    return close();
+  }
+  next_request();
 }
 
 void Connection::stop() {
   asio::post(stream_.get_executor(), [self = shared_from_this()] {
     ErrorCode error;
     // A request that has arrived already is answered.
-    if (self->is_idle_ && self->stream_.socket().available(error) == 0) {
+    if (self->is_idle_ && self->stream_.tcp().socket().available(error) == 0) {
       self->close();
     }
   });
@@ -73,11 +87,11 @@ void Connection::next_request() {
     return read_head();
   }
   ErrorCode error;
-  if (context_.is_stopping && stream_.socket().available(error) == 0) {
+  if (context_.is_stopping && stream_.tcp().socket().available(error) == 0) {
     return close();
   }
   is_idle_ = true;
-  stream_.expires_after(context_.options.idle_timeout);
+  stream_.tcp().expires_after(context_.options.idle_timeout);
   stream_.async_read_some(
       buffer_.prepare(kReadAhead),
       beast::bind_front_handler(&Connection::on_first_bytes, shared_from_this()));
@@ -98,7 +112,7 @@ void Connection::read_head() {
   parser_->header_limit(kMaxHeadBytes);
   // The body is not the parser's. (boost::none refuses every body in Boost 1.74.)
   parser_->body_limit(std::numeric_limits<std::uint64_t>::max());
-  stream_.expires_after(context_.options.read_timeout);
+  stream_.tcp().expires_after(context_.options.read_timeout);
   http::async_read_header(
       stream_, buffer_, *parser_,
       [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_head(error); });
@@ -125,8 +139,7 @@ void Connection::on_head(ErrorCode error) {
   } catch (const RequestError& refusal) {
     refuse_and_end(refusal);
   } catch (const std::bad_alloc&) {
-    refuse_and_end(RequestError(ErrorKind::kOutOfMemory,
-                                "the server has no memory for the request's body now"));
+    refuse_and_end(no_memory());
   }
 }
 
@@ -141,9 +154,12 @@ void Connection::start_body() {
   if (const auto field = head.find(kJsonSizeField); field != head.end()) {
     fields.json_size = view(field->value());
   }
-  const BodyPlan plan = plan_body(fields, context_.options.max_body_bytes);
-  body_ = std::make_shared<RequestBody>(plan.size, plan.json_size);
-  if (beast::iequals(head[http::field::expect], "100-continue") && buffer_.size() < plan.size) {
+  plan_ = plan_body(fields, context_.options.max_body_bytes);
+  const bool is_packed = plan_.coding != Coding::kIdentity;
+  body_ = std::make_shared<RequestBody>(
+      plan_.size, is_packed ? plan_.size : plan_.json_size.value_or(plan_.size),
+      context_.memory.take(plan_.size));
+  if (beast::iequals(head[http::field::expect], "100-continue") && buffer_.size() < plan_.size) {
     send_continue();
   } else {
     read_body();
@@ -151,7 +167,7 @@ void Connection::start_body() {
 }
 
 void Connection::send_continue() {
-  stream_.expires_after(context_.options.write_timeout);
+  stream_.tcp().expires_after(context_.options.write_timeout);
   asio::async_write(stream_, asio::buffer(kContinue),
                     [self = shared_from_this()](ErrorCode error, std::size_t) {
                       if (error) {
@@ -172,7 +188,7 @@ void Connection::read_body() {
   if (have == bytes.size()) {
     return dispatch();
   }
-  stream_.expires_after(context_.options.read_timeout);
+  stream_.tcp().expires_after(context_.options.read_timeout);
   asio::async_read(
       stream_, asio::buffer(bytes.data() + have, bytes.size() - have),
       [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_body(error); });
@@ -187,6 +203,16 @@ void Connection::on_body(ErrorCode error) {
 
 void Connection::dispatch() {
   const auto& head = parser_->get();
+  try {
+    if (plan_.coding != Coding::kIdentity) {
+      body_ = unpack_body(*body_, plan_.coding, plan_.json_size, context_.options.max_body_bytes,
+                          context_.memory);
+    }
+  } catch (const RequestError& refusal) {
+    return reply(context_.router.error_reply(refusal));
+  } catch (const std::bad_alloc&) {
+    return reply(context_.router.error_reply(no_memory()));
+  }
   HttpRequest request;
   request.method = view(head.method_string());
   request.target = view(head.target());
@@ -201,78 +227,6 @@ void Connection::dispatch() {
 void Connection::refuse_and_end(const RequestError& error) {
   has_unread_body_ = true;
   reply(context_.router.error_reply(error));
-}
-
-void Connection::reply(HttpReply reply) {
-  const auto& head = parser_->get();
-  response_.emplace(http::int_to_status(reply.status), head.version());
-  response_->set(http::field::content_type, reply.content_type);
-  for (const auto& [name, value] : reply.headers) {
-    response_->set(name, value);
-  }
-  response_->keep_alive(head.keep_alive() && !has_unread_body_ && !context_.is_stopping &&
-                        head.method() != http::verb::head);
-  response_->body() = std::move(reply);
-  response_->prepare_payload();
-  stream_.expires_after(context_.options.write_timeout);
-  http::async_write(stream_, *response_, [self = shared_from_this()](ErrorCode error, std::size_t) {
-    self->on_replied(error);
-  });
-}
-
-void Connection::on_replied(ErrorCode error) {
-  if (error) {
-    return drop(error);
-  }
-  if (context_.logger.is_enabled(LogLevel::kDebug)) {
-    const auto time = std::chrono::steady_clock::now() - begin_;
-    context_.logger.write(
-        LogLevel::kDebug, "request",
-        {{"method", view(parser_->get().method_string())},
-         {"target", view(parser_->get().target())},
-         {"status", response_->result_int()},
-         {"us", std::chrono::duration_cast<std::chrono::microseconds>(time).count()}});
-  }
-  if (has_unread_body_) {
-    linger();
-  } else if (!response_->keep_alive()) {
-    close();
-  } else {
-    next_request();
-  }
-}
-
-// Closing with unread input would reset the connection, and the client could lose the reply.
-void Connection::linger() {
-  ErrorCode ignored;
-  ignored = stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
-  stream_.expires_after(kLingerTime);
-  discard_input();
-}
-
-void Connection::discard_input() {
-  buffer_.clear();
-  stream_.async_read_some(buffer_.prepare(kReadAhead),
-                          [self = shared_from_this()](ErrorCode error, std::size_t) {
-                            if (error) {
-                              self->close();
-                            } else {
-                              self->discard_input();
-                            }
-                          });
-}
-
-void Connection::close() {
-  ErrorCode ignored;
-  ignored = stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
-  stream_.close();
-}
-
-void Connection::drop(ErrorCode error) {
-  const bool is_timeout = error == beast::error::timeout;
-  context_.metrics.count(is_timeout ? ErrorKind::kTimeout : ErrorKind::kDisconnected);
-  context_.logger.write(LogLevel::kDebug, "dropped", {{"error", error.message()}});
-  close();
 }
 
 }  // namespace ikbo::server

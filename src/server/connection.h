@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One client's connection: requests one after another, each read whole, answered, then the next.
 //
-//   idle -> head -> (100 Continue) -> body -> router -> reply -> idle
+//   (TLS handshake) -> idle -> head -> (100 Continue) -> body -> router -> reply -> idle
 //
 // Everything runs on the connection's strand. Each step has its timeout; a step that fails ends the
 // connection, with an error reply first where the client can still be told.
@@ -9,16 +9,20 @@
 
 #include <atomic>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/empty_body.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string_view>
 
+#include "server/body_plan.h"
+#include "server/client_stream.h"
 #include "server/http_message.h"
 #include "server/http_server.h"
 #include "server/reply_body.h"
@@ -27,11 +31,17 @@ namespace ikbo::server {
 
 class Connection;
 
+constexpr std::size_t kReadAhead = 16 * 1024;
+
+inline std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
+
 // What the connections of a server share; outlives them all.
 struct ConnectionContext {
   const HttpOptions& options;
+  boost::asio::ssl::context* tls;  // nullptr: none
   Router& router;
   ServerMetrics& metrics;
+  MemoryBudget& memory;
   const Logger& logger;
   std::function<void(Connection*)> on_end;  // by any thread
   std::atomic<bool> is_stopping = false;
@@ -49,6 +59,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
  private:
   using ErrorCode = boost::system::error_code;
 
+  void on_handshake(ErrorCode error);
   void next_request();
   void on_first_bytes(ErrorCode error, std::size_t bytes);
   void read_head();
@@ -62,16 +73,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void refuse_and_end(const RequestError& error);
   void reply(HttpReply reply);
   void on_replied(ErrorCode error);
+  void end();
   void linger();
   void discard_input();
   void close();
   // Counts what ended a request halfway.
   void drop(ErrorCode error);
 
-  boost::beast::tcp_stream stream_;
+  ClientStream stream_;
   ConnectionContext& context_;
   boost::beast::flat_buffer buffer_;  // bytes received beyond what was asked for
   std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;
+  BodyPlan plan_;
   std::shared_ptr<RequestBody> body_;
   std::optional<boost::beast::http::response<ReplyBody>> response_;
   std::chrono::steady_clock::time_point begin_;

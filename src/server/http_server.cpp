@@ -5,6 +5,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/strand.hpp>
 #include <csignal>
@@ -24,13 +25,55 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 using boost::system::error_code;
 
+namespace {
+
+void use_tls_files(const TlsOptions& options, asio::ssl::context& context) {
+  const TlsFiles files = read_tls_files(options);
+  const std::string* path = &options.certificate;
+  try {
+    context.use_certificate_chain(asio::buffer(files.certificate));
+    path = &options.key;
+    context.use_private_key(asio::buffer(files.key), asio::ssl::context::pem);
+    if (!files.client_ca.empty()) {
+      path = &options.client_ca;
+      context.add_certificate_authority(asio::buffer(files.client_ca));
+      context.set_verify_mode(asio::ssl::verify_peer | asio::ssl::verify_fail_if_no_peer_cert);
+    }
+  } catch (const boost::system::system_error& error) {
+    IKBO_CHECK(false, "--tls-cert, --tls-key, --tls-client-ca: must be PEM files that fit; got ",
+               *path, ": ", error.code().message());
+  }
+}
+
+std::unique_ptr<asio::ssl::context> make_tls_context(const TlsOptions& options) {
+  auto context = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
+  SSL_CTX_set_min_proto_version(context->native_handle(), TLS1_2_VERSION);
+  SSL_CTX_set_options(context->native_handle(), SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
+  // A session with a verified client is resumed only where it began.
+  constexpr unsigned char kSessionContext[] = "ikbo-server";
+  SSL_CTX_set_session_id_context(context->native_handle(), kSessionContext,
+                                 sizeof(kSessionContext) - 1);
+  use_tls_files(options, *context);
+  return context;
+}
+
+}  // namespace
+
 // The acceptor, the signals and the timers share one strand; connections have their own.
 class HttpServer::Impl {
  public:
-  Impl(const HttpOptions& options, Router& router, ServerMetrics& metrics, const Logger& logger)
+  Impl(const HttpOptions& options, const TlsOptions& tls, Router& router, Core& core,
+       const Logger& logger)
       : options_(options),
         router_(router),
-        context_{options_, router, metrics, logger, [this](Connection* ended) { forget(ended); }},
+        tls_(tls.is_enabled() ? make_tls_context(tls) : nullptr),
+        context_{options_,
+                 tls_.get(),
+                 router,
+                 core.metrics,
+                 core.request_memory,
+                 logger,
+                 [this](Connection* ended) { forget(ended); }},
         io_(options.num_threads),
         strand_(asio::make_strand(io_)),
         acceptor_(strand_),
@@ -41,7 +84,8 @@ class HttpServer::Impl {
 
   std::uint16_t port() const { return acceptor_.local_endpoint().port(); }
 
-  bool run() {
+  bool run(const std::function<void()>& on_stop) {
+    on_stop_ = on_stop;
     signals_.async_wait([this](error_code error, int signal) {
       if (!error) {
         stop(signal);
@@ -128,9 +172,13 @@ class HttpServer::Impl {
     return open;
   }
 
-  // The few bytes fit into the buffer of a new socket: no wait, whatever the client does. What it
-  // has sent is read, since closing with unread input would reset the connection under the reply.
+  // With TLS there is nothing to say before the handshake. The few bytes fit into the buffer of a
+  // new socket: no wait, whatever the client does. What it has sent is read, since closing with
+  // unread input would reset the connection under the reply.
   void turn_away(tcp::socket& socket) {
+    if (tls_ != nullptr) {
+      return context_.metrics.count(ErrorKind::kConnectionLimit);
+    }
     const HttpReply reply = router_.error_reply(
         RequestError(ErrorKind::kConnectionLimit, "the server must have room for the connection; " +
                                                       std::to_string(options_.max_connections) +
@@ -151,7 +199,7 @@ class HttpServer::Impl {
     context_.logger.write(
         LogLevel::kInfo, "stopping",
         {{"signal", signal}, {"connections", context_.metrics.connections.load()}});
-    router_.set_stopping();
+    on_stop_();
     context_.is_stopping = true;
     error_code ignored;
     ignored = acceptor_.close(ignored);
@@ -186,7 +234,9 @@ class HttpServer::Impl {
 
   const HttpOptions options_;
   Router& router_;
+  const std::unique_ptr<asio::ssl::context> tls_;
   ConnectionContext context_;
+  std::function<void()> on_stop_;
   std::mutex mutex_;
   // Guarded by mutex_:
   std::unordered_map<Connection*, std::weak_ptr<Connection>> connections_;
@@ -199,11 +249,17 @@ class HttpServer::Impl {
   asio::steady_timer timer_;
 };
 
-HttpServer::HttpServer(const HttpOptions& options, Router& router, ServerMetrics& metrics,
-                       const Logger& logger)
-    : impl_(std::make_unique<Impl>(options, router, metrics, logger)) {}
+void check_tls(const TlsOptions& tls) {
+  if (tls.is_enabled()) {
+    make_tls_context(tls);
+  }
+}
+
+HttpServer::HttpServer(const HttpOptions& options, const TlsOptions& tls, Router& router,
+                       Core& core, const Logger& logger)
+    : impl_(std::make_unique<Impl>(options, tls, router, core, logger)) {}
 HttpServer::~HttpServer() = default;
 std::uint16_t HttpServer::port() const { return impl_->port(); }
-bool HttpServer::run() { return impl_->run(); }
+bool HttpServer::run(const std::function<void()>& on_stop) { return impl_->run(on_stop); }
 
 }  // namespace ikbo::server

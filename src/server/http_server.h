@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// HTTP/1.1 over TCP around a Router. The transport's own headers stay in the .cpp files.
+// HTTP/1.1 over TCP or TLS around a Router. The transport's own headers stay in the .cpp files.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "server/core.h"
 #include "server/log.h"
-#include "server/metrics.h"
 #include "server/router.h"
+#include "server/tls.h"
 
 namespace ikbo::server {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";  // an address of this machine
   std::uint16_t port = 8000;       // 0: any free one
-  int num_threads = 2;
+  int num_threads = 0;
   std::size_t max_body_bytes = std::size_t{64} << 20;
   std::size_t max_connections = 512;
   std::chrono::milliseconds idle_timeout{60'000};   // between two requests of a connection
@@ -26,20 +28,23 @@ struct HttpOptions {
   std::chrono::milliseconds drain_timeout{30'000};  // for what is under way when asked to stop
 };
 
+// Throws ikbo::Error for certificates that cannot be read or do not fit.
+void check_tls(const TlsOptions& tls);
+
 class HttpServer {
  public:
-  // Listens from here on; throws ikbo::Error when the address cannot be used. Router, metrics and
-  // logger must outlive the server.
-  HttpServer(const HttpOptions& options, Router& router, ServerMetrics& metrics,
+  // Listens from here on; throws ikbo::Error when the address or a certificate cannot be used.
+  // Router, core and logger must outlive the server.
+  HttpServer(const HttpOptions& options, const TlsOptions& tls, Router& router, Core& core,
              const Logger& logger);
   ~HttpServer();
 
   std::uint16_t port() const;
 
-  // Serves until SIGTERM or SIGINT. Then closes the listening socket and idle connections and
-  // finishes the requests under way. False: some were still under way after drain_timeout, and
-  // their callbacks may still come.
-  bool run();
+  // Serves until SIGTERM or SIGINT. Then calls `on_stop`, closes the listening socket and idle
+  // connections and finishes the requests under way. False: some were still under way after
+  // drain_timeout, and their callbacks may still come.
+  bool run(const std::function<void()>& on_stop);
 
  private:
   class Impl;

@@ -12,6 +12,7 @@
 
 #include "ikbo/runtime/batch.h"
 #include "ikbo/runtime/manifest.h"
+#include "server/infer_call.h"
 #include "server/request_body.h"
 #include "server/v2_json.h"
 
@@ -23,7 +24,7 @@ class InputReader {
   InputReader(const runtime::Manifest& manifest, std::shared_ptr<const RequestBody> body);
 
   void read(simdjson::dom::element input);
-  // After the last input: nothing missing, nothing left over; counts users and candidates.
+  // After the last input: RequestInputs::finish, and no binary data may be left over.
   runtime::Request finish();
 
  private:
@@ -32,20 +33,17 @@ class InputReader {
     std::vector<AlignedBuffer> buffers;  // what came as JSON
   };
 
-  void check_dtype(const NamedTensor& input) const;
   runtime::Shape read_shape(const NamedTensor& input) const;
   void read_data(const NamedTensor& input, runtime::TensorView& tensor);
   void read_json(const NamedTensor& input, simdjson::dom::element data,
                  runtime::TensorView& tensor);
   void read_binary(const NamedTensor& input, simdjson::dom::element size,
                    runtime::TensorView& tensor);
-  void check_missing() const;
 
   const runtime::Manifest& manifest_;
   std::shared_ptr<Storage> storage_;
   std::span<const std::byte> unread_;  // binary data after the inputs read so far
-  std::vector<bool> is_given_;         // by input of the manifest
-  runtime::Request request_;
+  RequestInputs inputs_;
 };
 
 }  // namespace ikbo::server

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "server/request_error.h"
-#include "server/v2_codec.h"
 #include "server/v2_json.h"
+#include "server/wire_names.h"
 
 namespace ikbo::server {
 namespace {
@@ -119,8 +119,6 @@ class ElementReader {
 };
 
 }  // namespace
-
-bool has_json_form(DType dtype) { return dtype != DType::kFloat16 && dtype != DType::kBFloat16; }
 
 void read_json_tensor(array data, DType dtype, const runtime::Shape& shape, std::string_view where,
                       void* out) {

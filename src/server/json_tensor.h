@@ -11,9 +11,6 @@
 
 namespace ikbo::server {
 
-// FP16 and BF16 travel as raw bytes only.
-bool has_json_form(DType dtype);
-
 // Writes the elements of `data` (flat row-major, or nested as `shape` says) to `out`, which has
 // room for all of `shape`. Throws RequestError(kBadRequest) that starts with `where` when the
 // count, the nesting, an element's type or its value does not fit.

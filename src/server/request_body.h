@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "server/aligned_buffer.h"
+#include "server/memory_budget.h"
 
 namespace ikbo::server {
 
@@ -18,9 +20,11 @@ class RequestBody {
  public:
   static constexpr std::size_t kPadding = 64;
 
-  // `json_size` must be at most `size`. The bytes are uninitialised until written through `bytes`.
-  RequestBody(std::size_t size, std::size_t json_size)
-      : size_(size),
+  // `json_size` must be at most `size`; `lease` is for the memory. The bytes are uninitialised
+  // until written through `bytes`.
+  RequestBody(std::size_t size, std::size_t json_size, MemoryBudget::Lease lease = {})
+      : lease_(std::move(lease)),
+        size_(size),
         json_size_(json_size),
         offset_((kBufferAlignment - json_size % kBufferAlignment) % kBufferAlignment),
         storage_(make_aligned_buffer(offset_ + size + kPadding)) {
@@ -36,6 +40,7 @@ class RequestBody {
   }
 
  private:
+  MemoryBudget::Lease lease_;
   std::size_t size_;
   std::size_t json_size_;
   std::size_t offset_;

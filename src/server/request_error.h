@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why a request was refused or a connection was dropped: one list, which the HTTP status and the
-// metrics follow.
+// Why a request was refused or a connection was dropped: one list, which the HTTP status, the
+// gRPC status and the metrics follow.
 #pragma once
 
 #include <cstdint>
@@ -17,29 +17,53 @@ enum class ErrorKind : std::int8_t {
   kMethodNotAllowed,     // the path exists, not for this method
   kLengthRequired,       // a body without Content-Length
   kBodyTooLarge,         // Content-Length over --max-body-bytes
-  kUnsupportedEncoding,  // a compressed body
+  kUnsupportedEncoding,  // a body in another coding than gzip and deflate
   kQueueFull,            // --max-queue requests of the model are waiting
   kHeadersTooLarge,      // request line and header fields over the limit
   kExecutionFailed,      // the model's run failed
   kOutOfMemory,          // no memory for a request or its answer
+  kDeadlineExceeded,     // the client's deadline passed before the run
   kConnectionLimit,      // --max-connections are open
+  kTlsHandshake,         // the client does not speak TLS, or has no certificate that is accepted
   kTimeout,              // the client was too slow: the connection is closed without an answer
   kDisconnected,         // the client went away in the middle of a request or of its answer
 };
-inline constexpr int kNumErrorKinds = 13;
+inline constexpr int kNumErrorKinds = 15;
 
 struct ErrorKindInfo {
   std::string_view name;  // label value in /metrics
   unsigned status;        // HTTP status, 0 when there is nobody left to answer
+  int grpc_status;        // the same as a number of gRPC's status codes
+};
+
+// Those of gRPC's status codes that the list below uses.
+enum GrpcStatus : std::int8_t {
+  kGrpcInvalidArgument = 3,
+  kGrpcDeadlineExceeded = 4,
+  kGrpcNotFound = 5,
+  kGrpcResourceExhausted = 8,
+  kGrpcUnimplemented = 12,
+  kGrpcInternal = 13,
+  kGrpcUnavailable = 14,
 };
 
 inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
   constexpr ErrorKindInfo kInfos[kNumErrorKinds] = {
-      {"bad_request", 400},     {"not_found", 404},         {"method_not_allowed", 405},
-      {"length_required", 411}, {"body_too_large", 413},    {"unsupported_encoding", 415},
-      {"queue_full", 429},      {"headers_too_large", 431}, {"execution_failed", 500},
-      {"out_of_memory", 503},   {"connection_limit", 503},  {"timeout", 0},
-      {"disconnected", 0},
+      {"bad_request", 400, kGrpcInvalidArgument},
+      {"not_found", 404, kGrpcNotFound},
+      {"method_not_allowed", 405, kGrpcUnimplemented},
+      {"length_required", 411, kGrpcInvalidArgument},
+      {"body_too_large", 413, kGrpcResourceExhausted},
+      {"unsupported_encoding", 415, kGrpcUnimplemented},
+      {"queue_full", 429, kGrpcResourceExhausted},
+      {"headers_too_large", 431, kGrpcResourceExhausted},
+      {"execution_failed", 500, kGrpcInternal},
+      {"out_of_memory", 503, kGrpcResourceExhausted},
+      {"deadline_exceeded", 504, kGrpcDeadlineExceeded},
+      {"connection_limit", 503, kGrpcUnavailable},
+      {"tls_handshake", 0, kGrpcUnavailable},
+      {"timeout", 0, kGrpcUnavailable},
+      {"disconnected", 0, kGrpcUnavailable},
   };
   return kInfos[static_cast<int>(kind)];
 }

@@ -106,7 +106,7 @@ void Router::handle(HttpRequest request, const Finish& finish) {
 }
 
 HttpReply Router::error_reply(const RequestError& error) const {
-  metrics_.count(error.kind());
+  core_.metrics.count(error.kind());
   HttpReply reply = json_reply(encode_error(error.what()));
   reply.status = info_of(error.kind()).status;
   if (error.kind() == ErrorKind::kQueueFull) {
@@ -117,7 +117,7 @@ HttpReply Router::error_reply(const RequestError& error) const {
 
 HttpReply Router::ready_reply(std::string text) const {
   HttpReply reply = json_reply(std::move(text));
-  reply.status = is_stopping_ ? 503 : 200;
+  reply.status = core_.is_stopping ? 503 : 200;
   return reply;
 }
 
@@ -131,9 +131,9 @@ void Router::route(const Path& path, HttpRequest& request, const Finish& finish)
   } else if (path.is({"v2", "health", "live"})) {
     reply = json_reply(encode_flag("live", true));
   } else if (path.is({"v2", "health", "ready"})) {
-    reply = ready_reply(encode_flag("ready", !is_stopping_));
+    reply = ready_reply(encode_flag("ready", !core_.is_stopping));
   } else if (path.is({"metrics"})) {
-    reply = json_reply(write_metrics(metrics_, models_.metrics()));
+    reply = json_reply(write_metrics(core_.metrics, core_.models.metrics()));
     reply.content_type = "text/plain; version=0.0.4";
   } else {
     refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
@@ -151,15 +151,15 @@ void Router::route_model(const Path& path, HttpRequest& request, const Finish& f
       !(action.empty() || action == "ready" || action == "infer")) {
     refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
   }
-  ServedModel& model = models_.find(segments[2], has_version ? segments[4] : "");
+  ServedModel& model = core_.models.find(segments[2], has_version ? segments[4] : "");
   path.require_method(request);
   if (action == "infer") {
     infer(model, request, finish);
   } else if (action == "ready") {
-    finish_now(finish, ready_reply(encode_model_ready(model.manifest(), !is_stopping_)));
+    finish_now(finish, ready_reply(encode_model_ready(model.manifest(), !core_.is_stopping)));
   } else {
     finish_now(finish, json_reply(encode_model_metadata(
-                           model.manifest(), models_.versions(model.manifest().model_name))));
+                           model.manifest(), core_.models.versions(model.manifest().model_name))));
   }
 }
 
@@ -168,11 +168,18 @@ void Router::infer(ServedModel& model, HttpRequest& request, const Finish& finis
     auto call =
         std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(request.body)));
     runtime::Request inputs = std::move(call->request);
-    model.batcher.submit(std::move(inputs), [this, &model, call, finish](Batcher::Outcome outcome) {
-      finish([this, &model, call, outcome = std::move(outcome)] {
-        return infer_reply(model, *call, outcome);
-      });
-    });
+    RequestTerms terms;
+    if (call->timeout.has_value()) {
+      terms.deadline = Batcher::Clock::now() + *call->timeout;
+    }
+    model.batcher.submit(
+        std::move(inputs),
+        [this, &model, call, finish](Batcher::Outcome outcome) {
+          finish([this, &model, call, outcome = std::move(outcome)] {
+            return infer_reply(model, *call, outcome);
+          });
+        },
+        std::move(terms));
   } catch (const RequestError& error) {
     model.metrics.requests.count(info_of(error.kind()).status);
     throw;

@@ -3,39 +3,22 @@
 // memory.
 #pragma once
 
-#include <cstddef>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "ikbo/runtime/batch.h"
 #include "ikbo/runtime/manifest.h"
+#include "server/infer_call.h"
 #include "server/request_body.h"
+#include "server/wire_names.h"
 
 namespace ikbo::server {
 
-// "FP32" for DType::kFloat32 and so on.
-std::string_view wire_name(DType dtype);
-std::optional<DType> dtype_of_wire_name(std::string_view name);
-
-// An output that the client wants, and how.
-struct WantedOutput {
-  std::size_t index = 0;  // into Manifest::outputs
-  bool is_binary = false;
-};
-
-// A decoded infer request. `request.owner` keeps the body alive; binary tensors are views of it
-// wherever their alignment permits.
-struct InferCall {
-  std::string id;
-  std::vector<WantedOutput> outputs;
-  runtime::Request request;
-};
-
 // Throws RequestError(kBadRequest) that names model, tensor, requirement and value. What it returns
-// has passed runtime::check_request.
+// has passed runtime::check_request. `request.owner` keeps the body alive; binary tensors are views
+// of it wherever their alignment permits.
 InferCall decode_infer(const runtime::Manifest& manifest, std::shared_ptr<const RequestBody> body);
 
 // The body of an answer: `json`, then the bytes of `blobs` in order.

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "server/input_reader.h"
-#include "server/json_tensor.h"
 #include "server/request_error.h"
 #include "server/v2_codec.h"
 #include "server/v2_json.h"
@@ -18,6 +17,8 @@ using runtime::Manifest;
 using simdjson::dom::array;
 using simdjson::dom::element;
 using simdjson::dom::object;
+
+constexpr std::string_view kHowBinary = "ask for it with \"binary_data\": true";
 
 static_assert(RequestBody::kPadding >= simdjson::SIMDJSON_PADDING);
 
@@ -46,6 +47,17 @@ std::string read_id(const Manifest& manifest, object root) {
   return std::string(text);
 }
 
+std::optional<std::chrono::microseconds> find_timeout(const Manifest& manifest, object root) {
+  element value;
+  std::int64_t microseconds = 0;
+  if (root["parameters"]["timeout"].get(value) == simdjson::SUCCESS &&
+      value.get(microseconds) != simdjson::SUCCESS) {
+    bad_request(manifest, "parameter 'timeout' must be a number of microseconds from 0 on; got ",
+                show(value));
+  }
+  return read_timeout(manifest, microseconds);
+}
+
 // The array `name` of `root`; false when there is none.
 bool find_array(const Manifest& manifest, object root, const char* name, array& items) {
   element value;
@@ -68,21 +80,6 @@ bool read_flag(const Manifest& manifest, object fields, const char* name, bool o
   return flag;
 }
 
-void add_output(const Manifest& manifest, std::size_t index, bool is_binary,
-                std::vector<WantedOutput>& wanted) {
-  const runtime::TensorSpec& spec = manifest.outputs[index];
-  for (const WantedOutput& earlier : wanted) {
-    if (earlier.index == index) {
-      bad_request(manifest, "output ", spec.name, " must be asked for once; got it twice");
-    }
-  }
-  if (!is_binary && !has_json_form(spec.dtype)) {
-    bad_request(manifest, "output ", spec.name, " has datatype ", wire_name(spec.dtype),
-                ", which is sent as binary data only; ask for it with \"binary_data\": true");
-  }
-  wanted.push_back({index, is_binary});
-}
-
 std::vector<WantedOutput> read_outputs(const Manifest& manifest, object root) {
   std::vector<WantedOutput> wanted;
   const bool are_binary = read_flag(manifest, root, "binary_data_output", false);
@@ -91,12 +88,12 @@ std::vector<WantedOutput> read_outputs(const Manifest& manifest, object root) {
     for (const element value : outputs) {
       const NamedTensor output = read_named_tensor(manifest, value, "output", manifest.outputs);
       add_output(manifest, output.index,
-                 read_flag(manifest, output.fields, "binary_data", are_binary), wanted);
+                 read_flag(manifest, output.fields, "binary_data", are_binary), kHowBinary, wanted);
     }
   }
   if (wanted.empty()) {
     for (std::size_t i = 0; i < manifest.outputs.size(); ++i) {
-      add_output(manifest, i, are_binary, wanted);
+      add_output(manifest, i, are_binary, kHowBinary, wanted);
     }
   }
   return wanted;
@@ -109,6 +106,7 @@ InferCall decode_infer(const Manifest& manifest, std::shared_ptr<const RequestBo
   const object root = parse_object(manifest, body->json(), parser);
   InferCall call;
   call.id = read_id(manifest, root);
+  call.timeout = find_timeout(manifest, root);
   call.outputs = read_outputs(manifest, root);
   array inputs;
   if (!find_array(manifest, root, "inputs", inputs)) {
@@ -119,11 +117,6 @@ InferCall decode_infer(const Manifest& manifest, std::shared_ptr<const RequestBo
     reader.read(input);
   }
   call.request = reader.finish();
-  try {
-    runtime::check_request(manifest, call.request);
-  } catch (const Error& error) {
-    throw RequestError(ErrorKind::kBadRequest, client_text(error));
-  }
   return call;
 }
 

@@ -8,20 +8,7 @@
 namespace ikbo::server {
 namespace {
 
-using runtime::Role;
 using runtime::TensorSpec;
-
-std::string_view role_name(Role role) {
-  switch (role) {
-    case Role::kUser:
-      return "user";
-    case Role::kCandidate:
-      return "candidate";
-    case Role::kIndex:
-      return "index";
-  }
-  IKBO_UNREACHABLE("Role");
-}
 
 void write_shape(const runtime::Shape& shape, JsonWriter& writer) {
   writer.begin_array();
@@ -93,9 +80,9 @@ std::string encode_server_metadata(std::string_view version) {
   std::string json;
   JsonWriter writer(json);
   writer.begin_object();
-  writer.key("name").string("ikbo-server");
+  writer.key("name").string(kServerName);
   writer.key("version").string(version);
-  writer.key("extensions").begin_array().string("binary_tensor_data").end_array();
+  writer.key("extensions").begin_array().string(kBinaryExtension).end_array();
   writer.end_object();
   return json;
 }
@@ -111,7 +98,7 @@ std::string encode_model_metadata(const runtime::Manifest& manifest,
     writer.string(version);
   }
   writer.end_array();
-  writer.key("platform").string("pytorch_aotinductor");
+  writer.key("platform").string(kPlatform);
   writer.key("inputs");
   write_specs(manifest.inputs, writer);
   writer.key("outputs");

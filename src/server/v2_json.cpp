@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/v2_json.h"
 
+#include "server/infer_call.h"
+
 namespace ikbo::server {
 
 using simdjson::dom::element;
@@ -20,14 +22,6 @@ std::string show(element value) {
   return text;
 }
 
-std::string show_shape(const runtime::Shape& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
-}
-
 NamedTensor read_named_tensor(const runtime::Manifest& manifest, element value,
                               std::string_view kind,
                               const std::vector<runtime::TensorSpec>& specs) {
@@ -40,17 +34,8 @@ NamedTensor read_named_tensor(const runtime::Manifest& manifest, element value,
     bad_request(manifest, "each ", kind, " must have a string 'name'");
   }
   tensor.where.append(kind).append(" ").append(name);
-  while (tensor.index < specs.size() && specs[tensor.index].name != name) {
-    ++tensor.index;
-  }
-  if (tensor.index == specs.size()) {
-    std::string known;
-    for (const runtime::TensorSpec& spec : specs) {
-      known += (known.empty() ? "" : ", ") + spec.name;
-    }
-    bad_request(manifest, tensor.where, " is unknown; it must be one of ", known);
-  }
-  for (const char* parameter : {"shared_memory_region", "classification"}) {
+  tensor.index = find_tensor(manifest, kind, name, specs);
+  for (const std::string_view parameter : kRefusedParameters) {
     element got;
     if (tensor.fields["parameters"][parameter].get(got) == simdjson::SUCCESS) {
       bad_request(manifest, tensor.where, ": parameter '", parameter, "' is not supported; got ",

@@ -10,20 +10,11 @@
 #include <vector>
 
 #include "ikbo/runtime/manifest.h"
-#include "server/request_error.h"
 
 namespace ikbo::server {
 
-template <typename... Parts>
-[[noreturn]] void bad_request(const runtime::Manifest& manifest, const Parts&... parts) {
-  refuse(ErrorKind::kBadRequest, "model ", manifest.model_name, ": ", parts...);
-}
-
 // A JSON value as an error message shows it: short, whatever the client sent.
 std::string show(simdjson::dom::element value);
-
-// "[-1, 64]"
-std::string show_shape(const runtime::Shape& shape);
 
 // An element of "inputs" or "outputs" and the tensor of the manifest that it names.
 struct NamedTensor {
@@ -32,8 +23,7 @@ struct NamedTensor {
   std::string where;      // "input x_user"
 };
 
-// `kind` is "input" or "output". Parameters whose meaning this server does not know how to honour
-// (shared memory, classification) are refused.
+// `kind` is "input" or "output". kRefusedParameters are refused.
 NamedTensor read_named_tensor(const runtime::Manifest& manifest, simdjson::dom::element value,
                               std::string_view kind, const std::vector<runtime::TensorSpec>& specs);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzzes the request parser: whatever the bytes are, it must make tensors of them that fit the
+// Fuzzes the request parsers: whatever the bytes are, they must make tensors of them that fit the
 // model, or throw RequestError. The first line of the input is the value of the HTTP header
-// Inference-Header-Content-Length (an empty one: no such header), the rest is the body.
+// Inference-Header-Content-Length (an empty one: no such header), the rest is the body; after a
+// first line "grpc" the rest is a message of gRPC, after "gzip" or "deflate" a packed body.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,8 @@
 
 #include "ikbo/runtime/batch.h"
 #include "server/body_plan.h"
+#include "server/grpc_codec.h"
+#include "server/http_coding.h"
 #include "server/request_error.h"
 #include "server/v2_codec.h"
 
@@ -72,6 +75,28 @@ void read_all(const runtime::Manifest& manifest, const InferCall& call) {
   static_cast<void>(sink);
 }
 
+std::shared_ptr<RequestBody> body_of(std::string_view bytes, std::size_t json_size) {
+  auto body = std::make_shared<RequestBody>(bytes.size(), json_size);
+  std::transform(bytes.begin(), bytes.end(), body->bytes().begin(),
+                 [](char c) { return std::byte(c); });
+  return body;
+}
+
+void parse_message(std::string_view bytes) {
+  const runtime::Manifest manifest = make_manifest();
+  auto message = std::make_shared<inference::ModelInferRequest>();
+  if (message->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    read_all(manifest, decode_infer(manifest, std::move(message)));
+  }
+}
+
+void parse_packed(std::string_view coding, std::string_view bytes) {
+  MemoryBudget memory(kMaxBodyBytes);
+  const auto body = unpack_body(*body_of(bytes, bytes.size()), *coding_of(coding), bytes.size() / 2,
+                                kMaxBodyBytes, memory);
+  demand(body->bytes().size() <= kMaxBodyBytes && body->json().size() == bytes.size() / 2);
+}
+
 void parse(std::string_view header, std::string_view bytes) {
   const runtime::Manifest manifest = make_manifest();
   BodyFields fields;
@@ -80,11 +105,9 @@ void parse(std::string_view header, std::string_view bytes) {
     fields.json_size = header;
   }
   const BodyPlan plan = plan_body(fields, kMaxBodyBytes);
-  demand(plan.size == bytes.size() && plan.json_size <= plan.size);
-  auto body = std::make_shared<RequestBody>(plan.size, plan.json_size);
-  std::transform(bytes.begin(), bytes.end(), body->bytes().begin(),
-                 [](char c) { return std::byte(c); });
-  const InferCall call = decode_infer(manifest, std::move(body));
+  const std::size_t json_size = plan.json_size.value_or(plan.size);
+  demand(plan.size == bytes.size() && json_size <= plan.size);
+  const InferCall call = decode_infer(manifest, body_of(bytes, json_size));
   runtime::check_request(manifest, call.request);
   read_all(manifest, call);
 }
@@ -95,8 +118,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const std::size_t line = input.find('\n');
   const std::string_view header = line == std::string_view::npos ? "" : input.substr(0, line);
+  const std::string_view rest = input.substr(line == std::string_view::npos ? 0 : line + 1);
   try {
-    parse(header, input.substr(line == std::string_view::npos ? 0 : line + 1));
+    if (header == "grpc") {
+      parse_message(rest);
+    } else if (header == "gzip" || header == "deflate") {
+      parse_packed(header, rest);
+    } else {
+      parse(header, rest);
+    }
   } catch (const RequestError&) {
   }
   return 0;

@@ -28,6 +28,8 @@ STOP_SECONDS = 60
 
 Arrays = dict[str, np.ndarray]
 
+WIRE_NAMES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
+
 
 class Ranker(nn.Module):
     """Hand-written for two batches; wide enough for a run of 4096 candidates to take a while."""
@@ -95,7 +97,7 @@ class Server:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.log: list[str] = []
-        self._port: int | None = None
+        self._ports: tuple[int, int | None] | None = None  # HTTP, gRPC
         self._has_port = threading.Event()
         self._reader = threading.Thread(target=self._read_log)
         self._reader.start()
@@ -104,21 +106,31 @@ class Server:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            listening = re.search(r"event=listening .*port=(\d+)", line)
+            listening = re.search(r"event=listening .* port=(\d+) grpc_port=(\d+|none)", line)
             if listening:
-                self._port = int(listening[1])
+                grpc_port = None if listening[2] == "none" else int(listening[2])
+                self._ports = int(listening[1]), grpc_port
                 self._has_port.set()
         self._has_port.set()
 
+    def _wait_ports(self) -> tuple[int, int | None]:
+        assert self._has_port.wait(START_SECONDS), "ikbo-server did not start in time"
+        assert self._ports is not None, "ikbo-server ended: " + "".join(self.log)
+        return self._ports
+
     @property
     def port(self) -> int:
-        assert self._has_port.wait(START_SECONDS), "ikbo-server did not start in time"
-        assert self._port is not None, "ikbo-server ended: " + "".join(self.log)
-        return self._port
+        return self._wait_ports()[0]
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        port = self._wait_ports()[1]
+        assert port is not None, "ikbo-server runs without gRPC"
+        return f"127.0.0.1:{port}"
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -147,6 +159,8 @@ def server_path() -> Path:
 def running(packages: Sequence[Path], *flags: str, port: int = 0) -> Iterator[Server]:
     """A server of these packages; port 0: a free one."""
     command = [str(server_path()), "--port", str(port), "--ops-library", str(ops_library_path())]
+    if not {"--grpc-port", "--no-grpc"} & set(flags):
+        command += ["--grpc-port", "0"]
     for package in packages:
         command += ["--model", str(package)]
     process = subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)

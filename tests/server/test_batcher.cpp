@@ -71,13 +71,27 @@ class BatcherTest : public ::testing::Test {
     return *batcher_;
   }
 
-  std::future<Batcher::Outcome> submit(runtime::Request request) {
+  std::future<Batcher::Outcome> submit(runtime::Request request, RequestTerms terms = {}) {
     auto promise = std::make_shared<std::promise<Batcher::Outcome>>();
     auto future = promise->get_future();
-    batcher_->submit(std::move(request), [promise](Batcher::Outcome outcome) {
-      promise->set_value(std::move(outcome));
-    });
+    batcher_->submit(
+        std::move(request),
+        [promise](Batcher::Outcome outcome) { promise->set_value(std::move(outcome)); },
+        std::move(terms));
     return future;
+  }
+
+  static RequestTerms within(milliseconds time) {
+    return {.deadline = Batcher::Clock::now() + time, .is_abandoned = {}};
+  }
+
+  static void expect_refused(std::future<Batcher::Outcome>& future, ErrorKind kind,
+                             const std::string& part) {
+    const Batcher::Outcome outcome = get(future);
+    const auto* error = std::get_if<RequestError>(&outcome);
+    ASSERT_NE(error, nullptr);
+    EXPECT_EQ(error->kind(), kind);
+    testing::expect_contains(error->what(), part);
   }
 
   // Closes the gate and has the one worker wait behind it, in a run of its own.
@@ -307,6 +321,70 @@ TEST(Batcher, ServesAModelWithoutUsers) {
   ASSERT_TRUE(std::holds_alternative<runtime::Response>(outcome));
   const runtime::Tensor& y = std::get<runtime::Response>(outcome).outputs[0];
   EXPECT_EQ(testing::values_of<float>(y.data, y.bytes), (std::vector<float>{3, 7}));
+}
+
+TEST_F(BatcherTest, AnAnswerComesWhenItsQuestionIsForgotten) {
+  Batcher& batcher = start({});
+  runtime::Request request = make_request(1, 2, 1);
+  const std::weak_ptr<const void> question = request.owner;
+  std::promise<bool> is_forgotten;
+  batcher.submit(std::move(request),
+                 [&](const Batcher::Outcome&) { is_forgotten.set_value(question.expired()); });
+  EXPECT_TRUE(is_forgotten.get_future().get());
+}
+
+TEST_F(BatcherTest, WhatIsOfNoMoreUseIsNotRun) {
+  start({});
+  occupy_worker();
+  auto expired = submit(make_request(1, 3, 1), within(milliseconds(5)));
+  std::atomic<bool> is_gone = false;
+  auto abandoned =
+      submit(make_request(1, 4, 2), {.is_abandoned = [&is_gone] { return is_gone.load(); }});
+  const runtime::Request request = make_request(1, 5, 3);
+  auto answered = submit(request, within(kLong));
+  is_gone = true;
+  std::this_thread::sleep_for(milliseconds(20));
+  executor_->set_open(true);
+  expect_refused(expired, ErrorKind::kDeadlineExceeded, "it passed after ");
+  expect_refused(abandoned, ErrorKind::kDisconnected, "the client has gone");
+  expect_answered(answered, request);
+  EXPECT_EQ(executor_->wait_for_runs(3), (Runs{{1, 1}, {1, 1}, {1, 5}}));
+}
+
+TEST_F(BatcherTest, TheEarliestDeadlineGoesFirst) {
+  start({.max_users = 1, .max_wait = milliseconds(0)});
+  occupy_worker();
+  std::vector<std::future<Batcher::Outcome>> futures;
+  futures.push_back(submit(make_request(1, 2, 1)));
+  futures.push_back(submit(make_request(1, 3, 2), within(kLong)));  // as one without a deadline
+  futures.push_back(submit(make_request(1, 4, 3), within(milliseconds(900))));
+  futures.push_back(submit(make_request(1, 5, 4), within(milliseconds(800))));
+  executor_->set_open(true);
+  for (auto& future : futures) {
+    EXPECT_TRUE(std::holds_alternative<runtime::Response>(get(future)));
+  }
+  EXPECT_EQ(executor_->wait_for_runs(6), (Runs{{1, 1}, {1, 1}, {1, 5}, {1, 4}, {1, 2}, {1, 3}}));
+}
+
+TEST_F(BatcherTest, ADeadlineEndsTheWaitForCompany) {
+  start({.max_wait = kForever});
+  run_merged(milliseconds(300));
+  // The next run is reckoned to take as long as the last one: it has to begin after 100 ms.
+  auto future = submit(make_request(1, 3, 3), within(milliseconds(400)));
+  EXPECT_EQ(future.wait_for(milliseconds(250)), std::future_status::ready);
+  EXPECT_TRUE(std::holds_alternative<runtime::Response>(get(future)));
+}
+
+TEST_F(BatcherTest, AFullQueueMakesRoomOfWhatIsOfNoMoreUse) {
+  start({.max_queue = 1});
+  occupy_worker();
+  auto expired = submit(make_request(1, 3, 1), within(milliseconds(-1)));
+  const runtime::Request request = make_request(1, 5, 3);
+  auto answered = submit(request);
+  expect_refused(expired, ErrorKind::kDeadlineExceeded, "it passed after ");
+  EXPECT_EQ(testing::error_of([&] { submit(request); }).kind(), ErrorKind::kQueueFull);
+  executor_->set_open(true);
+  expect_answered(answered, request);
 }
 
 }  // namespace

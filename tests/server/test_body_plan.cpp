@@ -12,11 +12,17 @@ using testing::expect_contains;
 
 TEST(BodyPlan, FollowsTheHead) {
   EXPECT_EQ(plan_body({}, 10).size, 0u);
-  EXPECT_EQ(plan_body({.content_length = 10}, 10).json_size, 10u);
+  EXPECT_EQ(plan_body({.content_length = 10}, 10).json_size, std::nullopt);
+  EXPECT_EQ(plan_body({.content_length = 10, .content_encoding = "GZip"}, 10).coding,
+            Coding::kGzip);
   const BodyPlan plan =
       plan_body({.content_length = 10, .content_encoding = "identity", .json_size = "4"}, 10);
   EXPECT_EQ(plan.size, 10u);
   EXPECT_EQ(plan.json_size, 4u);
+  // The length of the JSON counts unpacked bytes.
+  EXPECT_EQ(plan_body({.content_length = 5, .content_encoding = "deflate", .json_size = "8"}, 10)
+                .json_size,
+            8u);
 }
 
 TEST(BodyPlan, RefusesWhatItCannotRead) {
@@ -26,8 +32,8 @@ TEST(BodyPlan, RefusesWhatItCannotRead) {
     expect_contains(error.what(), part);
   };
   refused({.is_chunked = true}, ErrorKind::kLengthRequired, "must have a Content-Length");
-  refused({.content_length = 5, .content_encoding = "gzip"}, ErrorKind::kUnsupportedEncoding,
-          "got Content-Encoding: gzip");
+  refused({.content_length = 5, .content_encoding = "br"}, ErrorKind::kUnsupportedEncoding,
+          "got Content-Encoding: br");
   refused({.content_length = 11}, ErrorKind::kBodyTooLarge, "at most 10 bytes");
   for (const char* text : {"", "x", "-1", "6", "5 ", "99999999999999999999999"}) {
     refused({.content_length = 5, .json_size = text}, ErrorKind::kBadRequest,

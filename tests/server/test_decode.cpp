@@ -290,5 +290,19 @@ TEST(Decode, ErrorsDoNotShowSourcePositions) {
   EXPECT_EQ(std::string(error.what()).find(".cpp"), std::string::npos) << error.what();
 }
 
+TEST(Decode, ReadsTheTimeout) {
+  const auto with = [](const std::string& value) {
+    return replaced(valid_json(), "{\"inputs\"",
+                    "{\"parameters\": {\"timeout\": " + value + "}, \"inputs\"");
+  };
+  EXPECT_EQ(decode(valid_json()).timeout, std::nullopt);
+  EXPECT_EQ(decode(with("0")).timeout, std::nullopt);
+  EXPECT_EQ(decode(with("1500")).timeout, std::chrono::microseconds(1500));
+  EXPECT_EQ(decode(with("9223372036854775807")).timeout, std::chrono::hours(24));
+  for (const char* value : {"-1", "1.5", "\"1\"", "null"}) {
+    expect_refused(with(value), std::string("number of microseconds from 0 on; got ") + value);
+  }
+}
+
 }  // namespace
 }  // namespace ikbo::server

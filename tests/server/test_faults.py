@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ from tests.server.serving import (
     MAX_CANDIDATES,
     MAX_USERS,
     NUM_GENRES,
+    WIRE_NAMES,
     Served,
     Server,
     eager,
@@ -28,7 +31,6 @@ from tests.server.serving import (
     server_path,
 )
 
-WIRE_NAMES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
 PATH = "/v2/models/ranker/infer"
 HEADER = "Inference-Header-Content-Length"
 
@@ -169,6 +171,33 @@ def test_body_over_the_limit(server: Server, ranker: Served) -> None:
     assert_serves(server, ranker)
 
 
+PACKED = gzip.compress(json.dumps(document()).encode())
+
+
+@pytest.mark.parametrize(
+    "coding, body, header, status, text",
+    [
+        ("gzip", b"no gzip at all", None, 400, "the body must be gzip data"),
+        ("gzip", b"", None, 400, "or it is cut short"),
+        ("gzip", PACKED[:-20], None, 400, "or it is cut short"),
+        ("gzip", PACKED + b"more", None, 400, "4 bytes are left over"),
+        ("deflate", PACKED, None, 400, "the body must be deflate data"),
+        ("gzip", gzip.compress(bytes(5 << 20)), None, 413, "once unpacked (--max-body-bytes)"),
+        ("gzip", PACKED, "4000000", 400, "at most the length of the body once unpacked"),
+        ("br", b"x", None, 415, "packed as gzip or deflate; got Content-Encoding: br"),
+    ],
+    ids=["foreign", "empty", "cut", "trailing", "other format", "bomb", "json length", "unknown"],
+)
+def test_bad_compressed_bodies(
+    server: Server, ranker: Served, coding: str, body: bytes, header, status: int, text: str
+) -> None:
+    headers = {"Content-Encoding": coding} | ({} if header is None else {HEADER: header})
+    got, reply = post(server, body, headers)
+    assert got == status and text in reply["error"], reply
+    assert post(server, PACKED, {"Content-Encoding": "gzip"})[0] == 200
+    assert_serves(server, ranker)
+
+
 def test_body_of_unknown_length(server: Server, ranker: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("POST", PATH, iter([b"{}"]), encode_chunked=True)
@@ -184,6 +213,13 @@ def test_body_of_unknown_length(server: Server, ranker: Served) -> None:
         (b"\x00\x01\x02\x03 no HTTP at all\r\n\r\n", b"400"),
         (b"GET /v2 HTTP/1.1\r\nno field\r\n\r\n", b"400"),
         (b"GET /v2 HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"GET /v2 HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n", b"400"),
+        (b"GET /v2 HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n", b"400"),
+        (
+            b"GET /v2 HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+            b"400",
+        ),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
         (b"GET /v2 HTTP/1.1\r\nx: " + b"y" * 20000 + b"\r\n\r\n", b"431"),
     ],
 )
@@ -230,6 +266,14 @@ def test_vanished_clients_do_no_harm(server: Server, ranker: Served, size: float
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         client.close()
     assert_serves(server, ranker)
+
+
+def test_half_closed_clients_get_their_answers(server: Server) -> None:
+    with connect(server) as client:
+        client.sendall(request_bytes())
+        client.shutdown(socket.SHUT_WR)
+        reply = receive_all(client)
+    assert reply.startswith(b"HTTP/1.1 200 OK") and b'"score"' in reply
 
 
 def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
@@ -319,6 +363,23 @@ def test_stop_gives_up_on_a_client_that_never_finishes(start_server: StartServer
     assert "event=drain_timed_out" in server.log[-1]
 
 
+def test_requests_share_a_budget_of_memory(start_server: StartServer, ranker: Served) -> None:
+    body = json.dumps(document()).encode()
+    server = start_server("--max-request-memory", str(len(body) + 1000))
+    with connect(server) as slow:
+        slow.sendall(request_bytes()[:-100])  # holds its body's memory
+        wait_until(lambda: post(server, body)[0] == 503)
+        status, reply = post(server, body)
+        assert status == 503
+        assert f"--max-request-memory {len(body) + 1000}) 1000 bytes are left" in reply["error"]
+        slow.sendall(request_bytes()[-100:])
+        assert slow.recv(65536).startswith(b"HTTP/1.1 200")
+    assert_serves(server, ranker)
+    status, reply = post(server, gzip.compress(bytes(100_000)), {"Content-Encoding": "gzip"})
+    assert status == 503 and "needs 100000 bytes" in reply["error"]
+    assert_serves(server, ranker)
+
+
 @pytest.fixture
 def foreign_file(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "foreign.pt2"
@@ -344,9 +405,28 @@ def test_failed_starts_say_why(foreign_file: Path, server: Server, ranker: Serve
     ):
         status, output = run_to_end(*flags)
         assert status != 0 and text in output, output
+    status, output = run_to_end("--check-config", "--model", foreign)
+    assert status == 1 and foreign in output
     with running([ranker.package, ranker.package]) as twice:
         assert twice.wait() == 1
         assert "name and version must be unique" in twice.log[-1]
     with running([ranker.package], port=server.port) as second:
         assert second.wait() == 1
         assert "Address already in use" in second.log[-1]
+
+
+def test_a_checked_configuration_is_printed_and_read_again(
+    ranker: Served, foreign_file: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "ranker.conf"
+    file.write_text(f"# one model\nmodel = {ranker.package}\nport = 0\ngrpc-port = 0\n")
+    status, output = run_to_end("--config", str(file), "--check-config")
+    assert status == 0
+    assert re.match(r"# this process has [1-9]\d* cores and [1-9]\d* bytes of memory\n", output)
+    assert f"\nmodel = {ranker.package}\n" in output
+    assert "\nport = 0\n" in output and "\nmax-queue = 1024\n" in output
+    file.write_text(output)
+    assert run_to_end("--config", str(file), "--check-config") == (0, output)
+    file.write_text(output + "prot = 1\n")
+    status, output = run_to_end("--config", str(file), "--check-config")
+    assert status != 0 and f"{file}:{len(file.read_text().splitlines())}: a key must" in output

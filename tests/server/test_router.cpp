@@ -27,7 +27,7 @@ class RouterTest : public ::testing::Test {
   }
 
   void add(const runtime::Manifest& added) {
-    models_.add(runtime::Model::with_executor(added, runtime::make_stub_executor(added)), {});
+    core_.models.add(runtime::Model::with_executor(added, runtime::make_stub_executor(added)), {});
   }
 
   HttpReply ask(const std::string& method, const std::string& target,
@@ -45,9 +45,8 @@ class RouterTest : public ::testing::Test {
     expect_contains(reply.text, part);
   }
 
-  ServerMetrics metrics_;
-  ServedModels models_;
-  Router router_{models_, metrics_};
+  Core core_{std::size_t{1} << 20};
+  Router router_{core_};
 };
 
 TEST_F(RouterTest, AnswersHealthAndMetadata) {
@@ -119,7 +118,7 @@ TEST_F(RouterTest, CountsRequestsByModelAndErrorsByKind) {
 }
 
 TEST_F(RouterTest, IsNotReadyWhileStopping) {
-  router_.set_stopping();
+  core_.is_stopping = true;
   expect_status(503, "GET", "/v2/health/ready", "{\"ready\":false}");
   expect_status(503, "GET", "/v2/models/m/ready", "\"ready\":false");
   expect_status(200, "GET", "/v2/health/live", "{\"live\":true}");

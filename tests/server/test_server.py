@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import re
 import subprocess
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from tests.server.serving import (
     MAX_CANDIDATES,
     MAX_USERS,
     REPOSITORY,
+    WIRE_NAMES,
     Arrays,
     Served,
     Server,
@@ -30,8 +33,6 @@ from tests.server.serving import (
     running,
     server_path,
 )
-
-WIRE_NAMES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
 
 
 def infer_inputs(inputs: Arrays, binary: bool = True) -> list[triton.InferInput]:
@@ -146,15 +147,53 @@ def test_a_transformed_model(transformed: TransformedModule, transformed_package
         np.testing.assert_allclose(result.as_numpy(name), expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_compressed_requests_are_refused_and_replies_come_plain(client, ranker: Served) -> None:
-    inputs = make_inputs(1, 4, seed=4)
-    with pytest.raises(InferenceServerException, match="sent without compression") as refusal:
-        client.infer("ranker", infer_inputs(inputs), request_compression_algorithm="gzip")
-    assert refusal.value.status() == "415"
-    plain_reply = client.infer(
-        "ranker", infer_inputs(inputs), response_compression_algorithm="gzip"
+@pytest.mark.parametrize("reply", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("request_coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_compression(client, ranker: Served, request_coding: str, reply, binary: bool) -> None:
+    inputs = make_inputs(2, 500, seed=4)
+    outputs = [triton.InferRequestedOutput(x, binary_data=binary) for x in ("score", "profile")]
+    result = client.infer(
+        "ranker",
+        infer_inputs(inputs, binary),
+        outputs=outputs,
+        request_compression_algorithm=request_coding,
+        response_compression_algorithm=reply,
     )
-    assert_answer(plain_reply, ranker.module, inputs)
+    assert_answer(result, ranker.module, inputs)
+
+
+@pytest.mark.parametrize(
+    "accepted, coding",
+    [
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("br, gzip;q=0.5, deflate;q=0.8", "deflate"),
+        ("identity, gzip;q=0.9", None),
+        ("gzip;q=0", None),
+        ("br", None),
+        (None, None),
+    ],
+)
+def test_replies_come_as_the_client_accepts_them(server: Server, accepted, coding) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    headers = {} if accepted is None else {"Accept-Encoding": accepted}
+    for _ in range(2):  # on one connection
+        connection.request("GET", "/metrics", headers=headers)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.headers["Content-Encoding"] == coding
+        if coding == "gzip":
+            body = gzip.decompress(body)
+        elif coding == "deflate":
+            body = zlib.decompress(body)
+        assert b"# TYPE ikbo_requests_total counter" in body
+    # What fits a packet anyway stays as it is.
+    connection.request("GET", "/v2/health/live", headers=headers)
+    response = connection.getresponse()
+    assert response.headers["Content-Encoding"] is None
+    assert response.read() == b'{"live":true}'
+    connection.close()
 
 
 def test_curl_with_expect_continue(server: Server, ranker: Served) -> None:
@@ -238,6 +277,15 @@ def test_a_full_queue_refuses_and_serves_on(start_server: StartServer, ranker: S
         statuses = list(pool.map(ask, range(8)))
     assert set(statuses) == {"200", "429"}
     assert ask(0) == "200"
+
+
+def test_a_timeout_in_the_queue(client, ranker: Served) -> None:
+    inputs = make_inputs(1, 4, seed=4)
+    with pytest.raises(InferenceServerException, match="us in the queue") as refusal:
+        client.infer("ranker", infer_inputs(inputs), timeout=1)
+    assert refusal.value.status() == "504"
+    in_time = client.infer("ranker", infer_inputs(inputs), timeout=60_000_000)
+    assert_answer(in_time, ranker.module, inputs)
 
 
 def test_help_and_version_and_documented_flags() -> None:

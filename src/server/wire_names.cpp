@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types by their names on the wire.
+#include "server/wire_names.h"
+
 #include <array>
 #include <utility>
 
-#include "server/v2_codec.h"
+#include "ikbo/error.h"
 
 namespace ikbo::server {
 namespace {
@@ -39,6 +40,18 @@ std::optional<DType> dtype_of_wire_name(std::string_view name) {
     }
   }
   return std::nullopt;
+}
+
+std::string_view role_name(runtime::Role role) {
+  switch (role) {
+    case runtime::Role::kUser:
+      return "user";
+    case runtime::Role::kCandidate:
+      return "candidate";
+    case runtime::Role::kIndex:
+      return "index";
+  }
+  IKBO_UNREACHABLE("Role");
 }
 
 }  // namespace ikbo::server

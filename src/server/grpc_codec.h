@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Open Inference Protocol v2 over gRPC: messages to requests and back, as pure functions. Knows
+// protobuf and nothing of gRPC.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ikbo/runtime/batch.h"
+#include "ikbo/runtime/manifest.h"
+#include "open_inference.pb.h"
+#include "server/infer_call.h"
+
+namespace ikbo::server {
+
+// Throws RequestError(kBadRequest) that names model, tensor, requirement and value.
+// `InferCall::request.owner` keeps the message alive; raw contents, and typed ones of the tensor's
+// own width, are used where they lie. Outputs come raw when the inputs did.
+InferCall decode_infer(const runtime::Manifest& manifest,
+                       std::shared_ptr<inference::ModelInferRequest> message);
+
+// An answer as bytes on the wire: `parts` in order. Tensors are sent from where they lie.
+struct GrpcAnswer {
+  struct Part {
+    std::string bytes;
+    runtime::Tensor tensor;  // after `bytes`; absent when it has no owner
+  };
+  std::vector<Part> parts;
+};
+
+GrpcAnswer encode_grpc_infer(const runtime::Manifest& manifest, const InferCall& call,
+                             const runtime::Response& response);
+
+inference::ServerMetadataResponse grpc_server_metadata(const std::string& version);
+// `versions` are those of all served packages with this model's name.
+inference::ModelMetadataResponse grpc_model_metadata(const runtime::Manifest& manifest,
+                                                     const std::vector<std::string>& versions);
+
+}  // namespace ikbo::server

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/grpc_server.h"
+
+#include <grpc/support/log.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+#include <atomic>
+#include <future>
+#include <limits>
+#include <string_view>
+#include <thread>
+
+#include "ikbo/error.h"
+#include "server/grpc_service.h"
+
+namespace ikbo::server {
+namespace {
+
+constexpr std::size_t kMinQuotaBytes = std::size_t{64} << 20;
+
+// What gRPC has to say goes into the log of the process. Its log function takes no context.
+std::atomic<const Logger*> grpc_logger = nullptr;
+
+void log_for_grpc(gpr_log_func_args* args) {
+  if (const Logger* logger = grpc_logger) {
+    logger->write(LogLevel::kWarning, "grpc", {{"message", std::string_view(args->message)}});
+  }
+}
+
+std::shared_ptr<grpc::ServerCredentials> make_credentials(const TlsOptions& tls) {
+  if (!tls.is_enabled()) {
+    return grpc::InsecureServerCredentials();
+  }
+  const TlsFiles files = read_tls_files(tls);
+  grpc::SslServerCredentialsOptions options(
+      files.client_ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                              : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = files.client_ca;
+  options.pem_key_cert_pairs.push_back({files.key, files.certificate});
+  return grpc::SslServerCredentials(options);
+}
+
+int milliseconds(std::chrono::milliseconds time) {
+  return static_cast<int>(std::min<std::int64_t>(time.count(), std::numeric_limits<int>::max()));
+}
+
+std::string address(const std::string& host, std::uint16_t port) {
+  const bool is_ipv6 = host.find(':') != std::string::npos;
+  return (is_ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+class GrpcServer::Impl {
+ public:
+  Impl(const GrpcOptions& options, const TlsOptions& tls, Core& core, const Logger& logger)
+      : service_(core), unknown_(core) {
+    grpc_logger = &logger;
+    gpr_set_log_function(log_for_grpc);
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort(address(options.host, options.port), make_credentials(tls), &port);
+    builder.RegisterService(&service_);
+    builder.RegisterCallbackGenericService(&unknown_);
+    configure(options, builder);
+    // For what arrives before a call's memory is counted; gRPC's own buffers need some, too.
+    grpc::ResourceQuota quota("ikbo-server");
+    builder.SetResourceQuota(quota.Resize(std::max(core.request_memory.limit(), kMinQuotaBytes)));
+    server_ = builder.BuildAndStart();
+    IKBO_CHECK(server_ != nullptr && port != 0,
+               "--host, --grpc-port: must be a free address of this machine; got ",
+               address(options.host, options.port));
+    port_ = static_cast<std::uint16_t>(port);
+    server_->GetHealthCheckService()->SetServingStatus(true);
+    server_->GetHealthCheckService()->SetServingStatus(InferenceService::service_full_name(), true);
+  }
+
+  ~Impl() {
+    stop(std::chrono::milliseconds(0));
+    stopper_.join();
+    grpc_logger = nullptr;
+  }
+
+  std::uint16_t port() const { return port_; }
+
+  void stop(std::chrono::milliseconds timeout) {
+    if (stopper_.joinable()) {
+      return;
+    }
+    deadline_ = std::chrono::system_clock::now() + timeout;
+    server_->GetHealthCheckService()->SetServingStatus(false);
+    std::packaged_task<void()> shut_down([this] { server_->Shutdown(deadline_); });
+    stopped_ = shut_down.get_future();
+    stopper_ = std::thread(std::move(shut_down));
+  }
+
+  // Shutdown itself waits for calls that cannot be cancelled, such as one whose model runs.
+  bool wait_stopped() { return stopped_.wait_until(deadline_) == std::future_status::ready; }
+
+ private:
+  static void configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
+    constexpr std::size_t kMax = std::numeric_limits<int>::max();
+    builder.SetMaxReceiveMessageSize(static_cast<int>(std::min(options.max_message_bytes, kMax)));
+    builder.SetMaxSendMessageSize(-1);
+    // A second process on the port would silently share its connections.
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, milliseconds(options.idle_timeout));
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                               milliseconds(options.handshake_timeout));
+    // Only reflection is served by threads that wait.
+    builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
+  }
+
+  GrpcService service_;
+  UnknownMethods unknown_;
+  std::unique_ptr<grpc::Server> server_;
+  std::uint16_t port_ = 0;
+  std::chrono::system_clock::time_point deadline_;
+  std::future<void> stopped_;
+  std::thread stopper_;
+};
+
+GrpcServer::GrpcServer(const GrpcOptions& options, const TlsOptions& tls, Core& core,
+                       const Logger& logger)
+    : impl_(std::make_unique<Impl>(options, tls, core, logger)) {}
+GrpcServer::~GrpcServer() = default;
+std::uint16_t GrpcServer::port() const { return impl_->port(); }
+void GrpcServer::stop(std::chrono::milliseconds timeout) { impl_->stop(timeout); }
+bool GrpcServer::wait_stopped() { return impl_->wait_stopped(); }
+
+}  // namespace ikbo::server

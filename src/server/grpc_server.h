@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Open Inference Protocol v2 over gRPC, with the health and the reflection service. gRPC's own
+// headers stay in the .cpp file.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/core.h"
+#include "server/log.h"
+#include "server/tls.h"
+
+namespace ikbo::server {
+
+struct GrpcOptions {
+  std::string host = "127.0.0.1";  // an address of this machine
+  std::uint16_t port = 8001;       // 0: any free one
+  std::size_t max_message_bytes = std::size_t{64} << 20;
+  std::chrono::milliseconds idle_timeout{60'000};       // of a connection without calls
+  std::chrono::milliseconds handshake_timeout{10'000};  // of a new connection
+};
+
+class GrpcServer {
+ public:
+  // Listens and serves from here on; throws ikbo::Error when the address cannot be used. Core and
+  // logger must outlive the server.
+  GrpcServer(const GrpcOptions& options, const TlsOptions& tls, Core& core, const Logger& logger);
+  ~GrpcServer();
+
+  std::uint16_t port() const;
+
+  // Takes no more calls and cancels those that are still under way after `timeout`. Returns at
+  // once.
+  void stop(std::chrono::milliseconds timeout);
+  // Waits for what `stop` began. False: some calls were still under way after the timeout.
+  bool wait_stopped();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ikbo::server

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/grpc_service.h"
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace ikbo::server {
+namespace {
+
+RequestError out_of_memory() {
+  return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
+}
+
+// The message with the memory that it takes.
+std::shared_ptr<inference::ModelInferRequest> parse(const grpc::ByteBuffer& bytes,
+                                                    MemoryBudget& memory) {
+  struct Storage {
+    MemoryBudget::Lease lease;
+    inference::ModelInferRequest message;
+  };
+  auto storage = std::make_shared<Storage>();
+  // gRPC keeps the bytes, too, until the call ends.
+  storage->lease = memory.take(2 * bytes.Length());
+  grpc::ByteBuffer shared(bytes);  // parsing takes the buffer
+  const grpc::Status status = grpc::SerializationTraits<inference::ModelInferRequest>::Deserialize(
+      &shared, &storage->message);
+  if (!status.ok()) {
+    refuse(ErrorKind::kBadRequest, "the request (", bytes.Length(),
+           " bytes) must be an inference.ModelInferRequest; it does not parse as one");
+  }
+  return {storage, &storage->message};
+}
+
+// The bytes of `tensor`, which live until gRPC has sent them.
+grpc::Slice slice_of(const runtime::Tensor& tensor) {
+  auto owner = std::make_unique<std::shared_ptr<const void>>(tensor.owner);
+  return grpc::Slice(
+      const_cast<void*>(tensor.data), tensor.bytes,
+      [](void* data) { delete static_cast<std::shared_ptr<const void>*>(data); }, owner.release());
+}
+
+grpc::ByteBuffer buffer_of(const GrpcAnswer& answer) {
+  std::vector<grpc::Slice> slices;
+  for (const GrpcAnswer::Part& part : answer.parts) {
+    slices.emplace_back(part.bytes);
+    if (part.tensor.bytes > 0) {
+      slices.push_back(slice_of(part.tensor));
+    }
+  }
+  return {slices.data(), slices.size()};
+}
+
+// The sooner of the call's own deadline and the request's parameter.
+Batcher::Clock::time_point deadline_of(const grpc::CallbackServerContext& context,
+                                       const InferCall& call) {
+  constexpr std::chrono::microseconds kLongest = std::chrono::hours(24);
+  const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+      context.deadline() - std::chrono::system_clock::now());
+  const auto timeout = std::min(left, call.timeout.value_or(kLongest));
+  return timeout < kLongest ? Batcher::Clock::now() + timeout : Batcher::Clock::time_point::max();
+}
+
+grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
+                                 const grpc::Status& status = grpc::Status::OK) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(status);
+  return reactor;
+}
+
+}  // namespace
+
+grpc::Status GrpcService::status_of(const RequestError& error) const {
+  core_.metrics.count(error.kind());
+  return {static_cast<grpc::StatusCode>(info_of(error.kind()).grpc_status), error.what()};
+}
+
+grpc::ServerUnaryReactor* GrpcService::ServerLive(grpc::CallbackServerContext* context,
+                                                  const inference::ServerLiveRequest*,
+                                                  inference::ServerLiveResponse* response) {
+  response->set_live(true);
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ServerReady(grpc::CallbackServerContext* context,
+                                                   const inference::ServerReadyRequest*,
+                                                   inference::ServerReadyResponse* response) {
+  response->set_ready(!core_.is_stopping);
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ModelReady(grpc::CallbackServerContext* context,
+                                                  const inference::ModelReadyRequest* request,
+                                                  inference::ModelReadyResponse* response) {
+  try {
+    core_.models.find(request->name(), request->version());
+    response->set_ready(!core_.is_stopping);
+  } catch (const RequestError&) {
+    response->set_ready(false);
+  }
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ServerMetadata(grpc::CallbackServerContext* context,
+                                                      const inference::ServerMetadataRequest*,
+                                                      inference::ServerMetadataResponse* response) {
+  *response = grpc_server_metadata(IKBO_VERSION);
+  return finish(context);
+}
+
+grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext* context,
+                                                     const inference::ModelMetadataRequest* request,
+                                                     inference::ModelMetadataResponse* response) {
+  try {
+    const ServedModel& model = core_.models.find(request->name(), request->version());
+    *response =
+        grpc_model_metadata(model.manifest(), core_.models.versions(model.manifest().model_name));
+    return finish(context);
+  } catch (const RequestError& error) {
+    return finish(context, status_of(error));
+  }
+}
+
+grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* context,
+                                                  const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  try {
+    submit(context, *request, response, reactor);
+  } catch (const RequestError& error) {
+    reactor->Finish(status_of(error));
+  } catch (const std::bad_alloc&) {
+    reactor->Finish(status_of(out_of_memory()));
+  }
+  return reactor;
+}
+
+void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
+                         grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
+  auto message = parse(request, core_.request_memory);
+  ServedModel& model = core_.models.find(message->model_name(), message->model_version());
+  try {
+    auto call = std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(message)));
+    runtime::Request inputs = std::move(call->request);
+    model.batcher.submit(std::move(inputs),
+                         [=, this, &model](const Batcher::Outcome& outcome) {
+                           reactor->Finish(answer(model, *call, outcome, response));
+                         },
+                         {.deadline = deadline_of(*context, *call),
+                          .is_abandoned = [context] { return context->IsCancelled(); }});
+  } catch (const RequestError& error) {
+    model.metrics.requests.count(info_of(error.kind()).status);
+    throw;
+  }
+}
+
+grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
+                                 const Batcher::Outcome& outcome,
+                                 grpc::ByteBuffer* response) const {
+  const auto refuse_with = [&](const RequestError& error) {
+    model.metrics.requests.count(info_of(error.kind()).status);
+    return status_of(error);
+  };
+  if (const auto* error = std::get_if<RequestError>(&outcome)) {
+    return refuse_with(*error);
+  }
+  try {
+    *response =
+        buffer_of(encode_grpc_infer(model.manifest(), call, std::get<runtime::Response>(outcome)));
+  } catch (const std::bad_alloc&) {
+    return refuse_with(out_of_memory());
+  }
+  model.metrics.requests.count(200);
+  return grpc::Status::OK;
+}
+
+grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(
+    grpc::GenericCallbackServerContext* context) {
+  class Refusal final : public grpc::ServerGenericBidiReactor {
+   public:
+    explicit Refusal(const std::string& method) {
+      Finish({grpc::StatusCode::UNIMPLEMENTED, "there is no method " + method + " here"});
+    }
+    void OnDone() override { delete this; }
+  };
+  core_.metrics.count(ErrorKind::kNotFound);
+  return new Refusal(context->method());
+}
+
+}  // namespace ikbo::server

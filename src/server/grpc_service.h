@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The methods of the Open Inference Protocol over gRPC. Included by grpc_server.cpp alone: gRPC's
+// headers are slow to compile.
+#pragma once
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+#include <grpcpp/support/status.h>
+
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "open_inference.grpc.pb.h"
+#include "server/core.h"
+#include "server/grpc_codec.h"
+
+namespace ikbo::server {
+
+using InferenceService = inference::GRPCInferenceService;
+
+// ModelInfer sees bytes, so that tensors of an answer are sent from where they lie.
+using CallbackService = InferenceService::WithCallbackMethod_ServerLive<
+    InferenceService::WithCallbackMethod_ServerReady<
+        InferenceService::WithCallbackMethod_ModelReady<
+            InferenceService::WithCallbackMethod_ServerMetadata<
+                InferenceService::WithCallbackMethod_ModelMetadata<
+                    InferenceService::WithRawCallbackMethod_ModelInfer<
+                        InferenceService::Service>>>>>>;
+
+class GrpcService final : public CallbackService {
+ public:
+  explicit GrpcService(Core& core) : core_(core) {}
+
+  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
+                                       const inference::ServerLiveRequest* request,
+                                       inference::ServerLiveResponse* response) override;
+  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* context,
+                                        const inference::ServerReadyRequest* request,
+                                        inference::ServerReadyResponse* response) override;
+  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* context,
+                                       const inference::ModelReadyRequest* request,
+                                       inference::ModelReadyResponse* response) override;
+  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* context,
+                                           const inference::ServerMetadataRequest* request,
+                                           inference::ServerMetadataResponse* response) override;
+  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* context,
+                                          const inference::ModelMetadataRequest* request,
+                                          inference::ModelMetadataResponse* response) override;
+  grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* context,
+                                       const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
+
+ private:
+  // Counts the error.
+  grpc::Status status_of(const RequestError& error) const;
+  void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
+              grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor);
+  grpc::Status answer(ServedModel& model, const InferCall& call, const Batcher::Outcome& outcome,
+                      grpc::ByteBuffer* response) const;
+
+  Core& core_;
+};
+
+// Refuses every method that the process does not have, by name.
+class UnknownMethods final : public grpc::CallbackGenericService {
+ public:
+  explicit UnknownMethods(Core& core) : core_(core) {}
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override;
+
+ private:
+  Core& core_;
+};
+
+}  // namespace ikbo::server

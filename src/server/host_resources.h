@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cores and memory that this process may use: those of the machine, or fewer where a cgroup (a
+// container) or the affinity mask says so.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace ikbo::server {
+
+struct HostResources {
+  int cores = 1;  // not the threads that a core runs at once
+  std::size_t memory_bytes = 0;
+};
+
+// The limits of the cgroup that `own_cgroups` (a copy of /proc/self/cgroup) names below `root`
+// (/sys/fs/cgroup), version 1 or 2, and of all that hold it. What is unlimited, missing or
+// unreadable leaves `machine` as it is.
+HostResources limit_by_cgroup(const HostResources& machine, const std::string& own_cgroups,
+                              const std::string& root);
+
+HostResources find_host_resources();
+
+}  // namespace ikbo::server

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "fixtures.h"
+#include "server/config.h"
+
+namespace ikbo::server {
+namespace {
+
+using testing::expect_contains;
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  ConfigTest() {
+    std::filesystem::create_directory(folder_);
+    write("a.pt2", "");
+    write("b # c.pt2", "");
+  }
+  ~ConfigTest() override {
+    std::filesystem::remove_all(folder_);
+    for (const auto& [name, value] : environment_) {
+      unsetenv(name.c_str());
+    }
+  }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(path(name)) << text;
+  }
+  void set(const std::string& name, const std::string& value) {
+    environment_[name] = value;
+    setenv(name.c_str(), value.c_str(), 1);
+  }
+
+  std::optional<Config> parse(std::vector<std::string> flags) {
+    std::vector<const char*> argv = {"ikbo-server"};
+    for (const std::string& flag : flags) {
+      argv.push_back(flag.c_str());
+    }
+    exit_code_ = 0;
+    ::testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStdout();
+    auto config = parse_config(static_cast<int>(argv.size()), argv.data(), exit_code_);
+    output_ = ::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr();
+    return config;
+  }
+
+  // The configuration file `text` is refused with an error that holds `part`.
+  void expect_refused(const std::string& text, const std::string& part) {
+    write("bad.conf", text);
+    EXPECT_FALSE(parse({"--config", path("bad.conf")}).has_value()) << text;
+    EXPECT_NE(exit_code_, 0);
+    expect_contains(output_, part);
+  }
+
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("ikbo_config_" + std::to_string(getpid()));
+  std::map<std::string, std::string> environment_;
+  int exit_code_ = 0;
+  std::string output_;
+};
+
+TEST_F(ConfigTest, ReadsAFile) {
+  write("good.conf", "# models\n\nmodel = " + path("a.pt2") + "\r\n  model=" + path("b # c.pt2") +
+                         "\nport = 81\nno-grpc = true\nmax-wait-us = 7\nlog-level = debug\n");
+  const auto config = parse({"--config", path("good.conf")});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->models, (std::vector<std::string>{path("a.pt2"), path("b # c.pt2")}));
+  EXPECT_EQ(config->http.port, 81);
+  EXPECT_TRUE(config->no_grpc);
+  EXPECT_EQ(config->batcher.max_wait, std::chrono::microseconds(7));
+  EXPECT_EQ(config->log_level, LogLevel::kDebug);
+}
+
+TEST_F(ConfigTest, CommandLineBeforeEnvironmentBeforeFile) {
+  write("c.conf", "port = 1\ngrpc-port = 2\nworkers = 3\n");
+  set("IKBO_OPTION_MODEL", path("a.pt2"));
+  set("IKBO_OPTION_CONFIG", path("c.conf"));
+  set("IKBO_OPTION_GRPC_PORT", "20");
+  set("IKBO_OPTION_PORT", "10");
+  set("IKBO_OPTION_NO_GRPC", "true");
+  const auto config = parse({"--port", "100"});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->models, std::vector<std::string>{path("a.pt2")});
+  EXPECT_EQ(config->http.port, 100);
+  EXPECT_EQ(config->grpc.port, 20);
+  EXPECT_EQ(config->batcher.num_workers, 3);
+  EXPECT_TRUE(config->no_grpc);
+}
+
+TEST_F(ConfigTest, UnknownKeysAndVariablesAreErrors) {
+  const std::string model = "model = " + path("a.pt2") + "\n";
+  expect_refused(model + "prot = 1\n", "bad.conf:2: a key must be a flag of --help");
+  expect_refused(model + "prot = 1\n", "got 'prot'");
+  expect_refused(model + "--port = 1\n", "got '--port'");
+  expect_refused(model + "help = 1\n", "got 'help'");
+  expect_refused(model + "config = x\n", "got 'config'");
+  expect_refused(model + "check-config = true\n", "got 'check-config'");
+  expect_refused(model + "\nport = 1\nport = 2\n", "bad.conf:4: a key must be given once");
+  expect_refused("[server]\n", "bad.conf:1: a line must be 'key = value'");
+  expect_refused("port =\n", "got 'port ='");
+  expect_refused("= 7\n", "a line must be 'key = value'");
+  expect_refused(model + "port = seven\n", "--port");
+  expect_refused("port = 1\n", "--model is required");
+  set("IKBO_OPTION_PROT", "1");
+  EXPECT_FALSE(parse({"--model", path("a.pt2")}).has_value());
+  expect_contains(output_, "IKBO_OPTION_PROT must stand for a flag");
+}
+
+TEST_F(ConfigTest, AMissingFileIsAnError) {
+  EXPECT_FALSE(parse({"--model", path("a.pt2"), "--config", path("none.conf")}).has_value());
+  expect_contains(output_, "none.conf");
+  set("IKBO_OPTION_CONFIG", path("none.conf"));
+  EXPECT_FALSE(parse({"--model", path("a.pt2")}).has_value());
+  expect_contains(output_, "none.conf");
+}
+
+TEST_F(ConfigTest, TheTextIsAFileOfTheSameMeaning) {
+  const auto first = parse({"--model", path("a.pt2"), "--model", path("b # c.pt2"), "--port", "81",
+                            "--no-grpc", "--max-wait-us", "7"});
+  ASSERT_TRUE(first.has_value()) << output_;
+  write("again.conf", first->text);
+  const auto second = parse({"--config", path("again.conf")});
+  ASSERT_TRUE(second.has_value()) << output_ << first->text;
+  EXPECT_EQ(second->text, first->text);
+  EXPECT_EQ(second->models, first->models);
+  EXPECT_EQ(second->http.port, 81);
+  EXPECT_TRUE(second->no_grpc);
+  expect_contains(second->text, "max-queue = 1024\n");
+}
+
+TEST_F(ConfigTest, ZerosAreSharesOfTheMachine) {
+  const char* threads = std::getenv("OMP_NUM_THREADS");
+  const std::string kept = threads == nullptr ? "" : threads;
+  unsetenv("OMP_NUM_THREADS");
+  auto config = parse({"--model", path("a.pt2"), "--workers", "1"});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->model.threads_per_run, config->host.cores);
+  EXPECT_EQ(config->max_request_memory, config->host.memory_bytes / 4);
+  EXPECT_GE(config->http.num_threads, 2);
+  config = parse({"--model", path("a.pt2"), "--workers", "1000"});
+  EXPECT_EQ(config->model.threads_per_run, 1);
+  setenv("OMP_NUM_THREADS", "1", 1);
+  config = parse({"--model", path("a.pt2")});
+  EXPECT_EQ(config->model.threads_per_run, 0);
+  config = parse({"--model", path("a.pt2"), "--threads-per-run", "5", "--threads", "3",
+                  "--max-request-memory", "1000"});
+  EXPECT_EQ(config->model.threads_per_run, 5);
+  EXPECT_EQ(config->http.num_threads, 3);
+  EXPECT_EQ(config->max_request_memory, 1000u);
+  kept.empty() ? unsetenv("OMP_NUM_THREADS") : setenv("OMP_NUM_THREADS", kept.c_str(), 1);
+}
+
+}  // namespace
+}  // namespace ikbo::server

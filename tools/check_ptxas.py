@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what ptxas said of the CUDA kernels of a build: no spills, no warnings.
+"""Checks what ptxas said of the CUDA kernels of a build: all architectures, no spills or warnings.
 
 The build keeps ptxas' output beside each object (cmake/keep_ptxas.sh). Writes a table of registers,
 shared memory and spills of every kernel to BUILD/kernels.txt. usage: tools/check_ptxas.py BUILD
@@ -25,6 +25,7 @@ SPILLS = re.compile(
 )
 USED = re.compile(r"Used (?P<registers>\d+) registers")
 SHARED = re.compile(r"(?P<bytes>\d+) bytes smem")
+ASKED_FOR = re.compile(r"\bsm_\w+")  # in the compile command
 
 
 @dataclass
@@ -58,15 +59,17 @@ def parse(text: str) -> tuple[list[Kernel], list[str]]:
     return kernels, complaints
 
 
-def cuda_objects(build: Path) -> list[tuple[Path, Path]]:
-    """Source and object of the kernels that the build compiles."""
+def cuda_objects(build: Path) -> list[tuple[Path, Path, set[str]]]:
+    """Source, object and architectures of the kernels that the build compiles."""
     kernels = Path(__file__).resolve().parent.parent / "src" / "kernels"
     objects = []
     for entry in json.loads((build / "compile_commands.json").read_text()):
         source = Path(entry["file"])
         if source.suffix == ".cu" and kernels in source.parents:
             command = shlex.split(entry["command"])
-            objects.append((source, build / command[command.index("-o") + 1]))
+            options = " ".join(option for option in command if option.startswith("-gencode"))
+            archs = set(ASKED_FOR.findall(options))
+            objects.append((source, build / command[command.index("-o") + 1], archs))
     return sorted(objects)
 
 
@@ -97,13 +100,15 @@ def check(build: Path) -> tuple[list[Kernel], list[str]]:
     """Every kernel of the build, and what is wrong, one line each."""
     kernels: list[Kernel] = []
     violations = []
-    for source, obj in cuda_objects(build):
+    for source, obj, archs in cuda_objects(build):
         log = obj.with_name(f"{obj.name}.ptxas")
         if not log.is_file():
             violations.append(f"{source}: not compiled in {build}: no {log.name}; build it first")
             continue
         found, complaints = parse(log.read_text())
         kernels += found
+        if found and (missing := sorted(archs - {kernel.arch for kernel in found})):
+            violations.append(f"{source}: not compiled for {', '.join(missing)}; build it again")
         violations += [f"{source}: {line}" for line in complaints]
         violations += [
             f"{source}: {kernel.name} spills {kernel.spills} bytes on {kernel.arch}"

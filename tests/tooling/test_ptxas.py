@@ -44,7 +44,9 @@ def write_build(folder: Path, logs: dict[str, str | None]) -> None:
     commands = []
     for name, log in logs.items():
         source = REPO / "src" / "kernels" / name
-        commands.append({"file": str(source), "command": f"nvcc -c {source} -o {name}.o"})
+        archs = "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_100,code=[sm_100]"
+        command = f"nvcc {archs} -c {source} -o {name}.o"
+        commands.append({"file": str(source), "command": command})
         if log is not None:
             (folder / f"{name}.o.ptxas").write_text(log)
     test = {"file": str(REPO / "tests/device/a.cu"), "command": "nvcc -c a.cu -o a.o"}
@@ -80,8 +82,9 @@ def test_clean_output_passes_and_fills_the_table(tmp_path: Path) -> None:
         (CLEAN + SERIALISED, "(C7510) Potential Performance Loss"),
         (CLEAN + WARNING, "ptxas warning"),
         (None, "not compiled"),
+        (CLEAN.replace("sm_100", "sm_80"), "not compiled for sm_100"),
     ],
-    ids=["spill", "serialised", "warning", "not built"],
+    ids=["spill", "serialised", "warning", "not built", "one architecture"],
 )
 def test_one_bad_file_fails_and_is_named(tmp_path: Path, log: str | None, complaint: str) -> None:
     write_build(tmp_path, {"a.cu": CLEAN, "b.cu": log})

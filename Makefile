@@ -105,7 +105,7 @@ plots: env  ## draw bench/results/ into build/plots/
 
 nightly: setup  ## what takes too long for `make test`
 	$(PY) -m examples.movielens.ablation
-	$(PY) -m tests.transform.fuzz --seeds 2000
+	$(PY) -m tests.transform.fuzz --seeds 2000 --results
 
 test-torch: setup  ## operator tests under another PyTorch: make test-torch TORCH=2.15.0
 	@tools/test_torch.sh "$(TORCH)"

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models out of the rewrites' blocks, with random roles: transformed and compared in fp64.
 
-usage: python -m tests.transform.fuzz [--seeds N] [--first N] [--exported N]
+usage: python -m tests.transform.fuzz [--seeds N] [--first N] [--exported N] [--results]
 
 Prints one line per mismatch and a summary as JSON: seeds, mismatches, and which share of the FLOPs
 that users alone determine was moved to them. What they determine is found by numbers: the model is
-run again with other candidates, and what never changes is theirs.
+run again with other candidates, and what never changes is theirs. `--results` writes the summary to
+bench/results/fuzz-cpu.json.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import ikbo
+from ikbo.testing.bench import write_results
 from ikbo.transform import forms as f
 from ikbo.transform.cost import COUNTER_FORMULAS
 from ikbo.transform.device_costs import FREE
@@ -33,6 +35,11 @@ from tests.transform.truth import marked
 
 aten = torch.ops.aten
 WIDTH = 3
+SOURCES = [
+    "python/ikbo/transform/**/*.py",
+    *(f"tests/transform/{name}.py" for name in ("fuzz", "random_forms", "test_compositions")),
+    "tests/transform/truth.py",
+]
 # What is picked by value, such as the best row, is the user's by chance: not in all of these.
 RESAMPLES = 5
 
@@ -207,12 +214,24 @@ def exported(seed: int) -> None:
 
 
 def summary(seeds: Sequence[int]) -> dict[str, Any]:
-    texts = [text for seed in seeds if (text := mismatch(seed)) is not None]
-    for text in texts:
-        print(text, file=sys.stderr)
-    pairs = [shares(seed) for seed in seeds]
-    found, moved = (sum(column) for column in zip(*pairs, strict=True))
-    return {"seeds": len(seeds), "mismatches": len(texts), "moved_share": moved / found}
+    mismatches, found, moved = 0, 0.0, 0.0
+    for done, seed in enumerate(seeds, 1):
+        if text := mismatch(seed):
+            mismatches += 1
+            print(text, file=sys.stderr)
+        user_work, at_users = shares(seed)
+        found, moved = found + user_work, moved + at_users
+        if done % 100 == 0:
+            print(f"{done} of {len(seeds)} seeds", file=sys.stderr)
+    return {"seeds": len(seeds), "mismatches": mismatches, "moved_share": moved / found}
+
+
+def write(result: dict[str, Any]) -> None:
+    """The result file; `ours` is the share of the users' FLOPs that was moved to them."""
+    case = {key: result[key] for key in ("seeds", "exported")}
+    share, mismatches = result["moved_share"], result["mismatches"]
+    row = {"case": case, "unit": "share", "ours": share, "peers": {}, "mismatches": mismatches}
+    print(write_results("fuzz", [row], sources=SOURCES), file=sys.stderr)
 
 
 def main() -> int:
@@ -220,12 +239,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--exported", type=int, default=50)
+    parser.add_argument("--results", action="store_true")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
-    result = summary(seeds)
+    result = summary(seeds) | {"exported": options.exported}
     for seed in seeds[: options.exported]:
         exported(seed)
-    print(json.dumps(result | {"exported": options.exported}))
+    print(json.dumps(result))
+    if options.results:
+        write(result)
     return 1 if result["mismatches"] else 0
 
 

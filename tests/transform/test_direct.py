@@ -96,6 +96,7 @@ def test_products_along_fields_of_any_width(width: int, batch: tuple[int, ...]) 
     expected = torch.matmul(weight, x)
     torch.testing.assert_close(fields.product(weight, x), expected)
     torch.testing.assert_close(fields.product(weight, x, bias), expected + bias[:, None])
+    assert fields.product(weight, x).is_contiguous()
     torch.testing.assert_close(
         fields.called(torch.ops.aten.matmul.default, (weight, x), {}), expected
     )

@@ -28,7 +28,8 @@ def product(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.shape[-1] <= _NARROW:
         *batch, fields, width = x.shape
         rows = torch.nn.functional.linear(x.mT.reshape(-1, fields), weight, bias)
-        return rows.view(*batch, width, weight.shape[0]).mT
+        # As matmul lays it out: what the model does next may be a view of that.
+        return rows.view(*batch, width, weight.shape[0]).mT.contiguous()
     out = torch.matmul(weight, x)
     return out if bias is None else out + bias.unsqueeze(-1)
 

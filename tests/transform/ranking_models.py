@@ -16,6 +16,7 @@ from tests.transform.mixed_models import OfTwo, embedding, floats, ids
 
 T = 9  # history length
 D = 4
+LINEAR = ("aten.linear.default",)
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,7 @@ def attention_mlp_of_many_rows() -> Block:
 @block("A12")
 def attention_mlp_of_few_rows() -> Block:
     inputs = (lengths(), history(), floats(D))
-    return Block(
-        AttentionUnit(20), inputs, ("length", "keys"), _unit_flops(20), ("aten.linear.default",)
-    )
+    return Block(AttentionUnit(20), inputs, ("length", "keys"), _unit_flops(20), LINEAR)
 
 
 class MergedUnit(nn.Module):
@@ -180,7 +179,7 @@ def attention_of_heads() -> Block:
 
     model = OfTwo(forward, *(nn.Linear(D, D) for _ in range(3)))
     flops = 2 * D * D + 2 * 2 * T * D
-    return Block(model, (history(), floats(D)), ("user",), flops, ("aten.linear.default",))
+    return Block(model, (history(), floats(D)), ("user",), flops, LINEAR)
 
 
 @near_miss("A13")
@@ -275,7 +274,7 @@ def cross_network_of_linear_layers() -> Block:
 
     layers = [nn.Linear(KU + KC, 1, bias=False) for _ in range(3)] + [nn.Linear(KU + KC, 2)]
     flops = 3 * 2 * KC + 2 * KC * 2
-    return Block(OfTwo(forward, *layers), two(), ("user",), flops, ("aten.linear.default",))
+    return Block(OfTwo(forward, *layers), two(), ("user",), flops, LINEAR)
 
 
 @near_miss("A9")
@@ -320,7 +319,7 @@ def cross_network_of_matrices() -> Block:
     k, r = KU + KC, 2
     matrices = 2 * k * KC + 2 * k * k
     experts = 3 * (2 * KC + 2 * r * KC + 2 * r * r + 2 * k * r) + 2 * k * 3
-    return Block(CrossOfMatrices(), two(), ("user",), matrices + experts, ("aten.linear.default",))
+    return Block(CrossOfMatrices(), two(), ("user",), matrices + experts, LINEAR)
 
 
 @near_miss("A10")
@@ -438,13 +437,13 @@ def _last_row_flops(num_keys: int) -> int:
 def last_row_of_an_encoder() -> Block:
     """The candidate's own key, one, takes no product."""
     model, inputs = LastRow(spelled=False), (history(), floats(D))
-    return Block(model, inputs, ("user",), _last_row_flops(T), ("aten.linear.default",))
+    return Block(model, inputs, ("user",), _last_row_flops(T), LINEAR)
 
 
 @block("A16")
 def last_row_of_spelled_attention() -> Block:
     model, inputs = LastRow(spelled=True), (history(), floats(D))
-    return Block(model, inputs, ("user",), _last_row_flops(T + 1), ("aten.linear.default",))
+    return Block(model, inputs, ("user",), _last_row_flops(T + 1), LINEAR)
 
 
 @block("A16")
@@ -458,7 +457,7 @@ def last_row_by_einsum() -> Block:
 
     model = OfTwo(forward, nn.Linear(D, D), nn.Linear(2 * (T + 1), 1))
     flops = 2 * D * D + 2 * (T + 1) * (T + 1) * D + 2 * 2 * (T + 1)
-    return Block(model, (history(), floats(D)), ("user",), flops, ("aten.linear.default",))
+    return Block(model, (history(), floats(D)), ("user",), flops, LINEAR)
 
 
 class Encoded(nn.Module):
@@ -482,8 +481,7 @@ def _encoded(*, padded: bool, weights: bool) -> Block:
     model = Encoded(padded=padded, weights=weights, read=lambda y: y[:, -1])
     keys = T + (padded or weights)
     flops = 2 * D * 3 * D + 2 * 2 * keys * D + 2 * D * D
-    inputs = (lengths(), history(), floats(D))
-    return Block(model, inputs, ("length", "user"), flops, ("aten.linear.default",))
+    return Block(model, (lengths(), history(), floats(D)), ("length", "user"), flops, LINEAR)
 
 
 @block("A16")
@@ -509,10 +507,8 @@ def last_row_of_padded_multihead_attention_with_weights() -> Block:
 @near_miss("A16")
 def all_rows_of_multihead_attention() -> Block:
     model = Encoded(padded=True, weights=False, read=lambda y: y.tanh().sum(1))
-    rows = (T + 1) * (2 * 2 * (T + 1) * D + 2 * D * D)
-    inputs = (lengths(), history(), floats(D))
-    flops = 2 * D * 3 * D + rows
-    return Block(model, inputs, ("length", "user"), flops, ("aten.linear.default",))
+    flops = 2 * D * 3 * D + (T + 1) * (2 * 2 * (T + 1) * D + 2 * D * D)
+    return Block(model, (lengths(), history(), floats(D)), ("length", "user"), flops, LINEAR)
 
 
 class AllRows(LastRow):
@@ -525,7 +521,7 @@ def all_rows_of_an_encoder() -> Block:
     """Of the projections the user's rows are left out (A1); all rows attend."""
     later = (T + 1) * (2 * 2 * (T + 1) * D + 2 * 2 * D * D)
     model, inputs = AllRows(spelled=False), (history(), floats(D))
-    return Block(model, inputs, ("user",), 2 * D * 3 * D + later, ("aten.linear.default",))
+    return Block(model, inputs, ("user",), 2 * D * 3 * D + later, LINEAR)
 
 
 class Spelled(nn.Module):
@@ -553,9 +549,7 @@ def _spelled(heads: int, mask: Callable[[Tensor, Tensor], Tensor]) -> Block:
     seen = ids(T)
     seen[:, 0] = 1
     flops = 2 * D * D + 2 * 2 * T * D
-    return Block(
-        Spelled(heads, mask), (seen, floats(D)), ("seen",), flops, ("aten.linear.default",)
-    )
+    return Block(Spelled(heads, mask), (seen, floats(D)), ("seen",), flops, LINEAR)
 
 
 @block("A13")

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -105,7 +106,7 @@ HostResources limit_by_cgroup(const HostResources& machine, const std::string& o
     std::istringstream names(controllers);
     for (std::string name; std::getline(names, name, ',');) {
       if (name == "cpu" || name == "memory") {
-        limit_by_path(root + "/" + name, path, resources);
+        limit_by_path((std::filesystem::path(root) / name).string(), path, resources);
       }
     }
   }

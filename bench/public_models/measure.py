@@ -102,7 +102,7 @@ def measured(case: Case, ratios: Sequence[int], *, cured: bool, package: bool) -
         with used_rules() as rules:
             ours = transformed(case, program, inputs)
     except TransformError as error:
-        is_wrong = "compared from the unmodified model" in str(error)
+        is_wrong = "differs from the unmodified model" in str(error)
         return row | {"status": "wrong" if is_wrong else "refused", "reason": first_line(error)}
     largest, is_close = errors(captured, model, ours)
     row |= {

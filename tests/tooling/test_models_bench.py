@@ -109,6 +109,16 @@ def test_a_wrong_result_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert largest == pytest.approx(1e-4, rel=0.05)
 
 
+def test_what_the_pass_finds_wrong_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = measure.TransformedModule.run_nested
+
+    def off(self: measure.TransformedModule, *args: Any, **kwargs: Any) -> Any:
+        return right(self, *args, **kwargs) + 1
+
+    monkeypatch.setattr(measure.TransformedModule, "run_nested", off)
+    assert measure.measured(GOOD, [], cured=False, package=False)["status"] == "wrong"
+
+
 def test_what_fails_the_benchmark(rows: list[dict[str, Any]]) -> None:
     assert bench_models.failures(rows) == ["1 of 2 models that torch.export takes are transformed"]
     assert bench_models.failures([rows[0], rows[3] | {"status": "wrong"}]) == ["branch is wrong"]

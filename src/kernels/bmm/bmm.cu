@@ -36,16 +36,15 @@ void bmm(const BmmParams& params, const BmmCudaConfig& config, const DeviceLimit
   host::check_indices("bmm", params.cand_to_user, params.num_candidates, params.num_users, stream);
   auto* bytes = static_cast<unsigned char*>(workspace);
   const bool is_sm90 = config.kernel == BmmKernel::kSm90;
-  if (!is_sm90 || !bmm_impl::groups_in_each_cta(params)) {
-    bmm_impl::launch_group(params, bytes, stream);
-  }
   if (is_sm90) {
+    if (!bmm_impl::groups_in_each_cta(params)) bmm_impl::launch_list(params, bytes, stream);
     bmm_impl::launch_instance({.params = params,
                                .config = config,
                                .workspace = bytes,
                                .num_sms = limits.num_sms,
                                .stream = stream});
   } else {
+    bmm_impl::launch_group(params, bytes, stream);
     bmm_impl::launch_generic(params, config, limits.num_sms, bytes, stream);
   }
 }

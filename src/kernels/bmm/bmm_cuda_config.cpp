@@ -175,9 +175,9 @@ std::optional<BmmCudaConfig> select_sm90(const BmmParams& p, const DeviceLimits&
                                             .store = select_store(p)},
                                            p, limits.num_sms);
   if (config.user_slots == 0) return std::nullopt;
-  // Its CTAs share out the tiles by numbers of 32 bits.
-  const std::int64_t tiles = max_tiles(p) * ceil_div(p.p, config.tile_p);
-  if (tiles > std::numeric_limits<std::int32_t>::max()) return std::nullopt;
+  // Its CTAs share out the columns by numbers of 32 bits.
+  const std::int64_t columns = std::int64_t{p.num_candidates} * p.n * ceil_div(p.p, config.tile_p);
+  if (columns > std::numeric_limits<std::int32_t>::max()) return std::nullopt;
   return config;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of bmm share with their host side: the list of tiles, where it lies in the
-// workspace, and how shared memory is divided.
+// What the kernels of bmm share with their host side: lists of candidates and of tiles, where they
+// lie in the workspace, and how shared memory is divided.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +12,20 @@
 
 namespace ikbo::bmm_impl {
 
-// Columns of one user that are computed together; every tile of P has the same.
-// Column c of a user is column c % N of its candidate number c / N.
+// Columns of one user that are computed together; every tile of P has the same. Candidates lie side
+// by side, user by user: column c of the list is column c % N of its candidate number c / N.
 inline constexpr int kTileColumns = 64;
 
 struct alignas(16) Tile {
   std::int32_t user;
-  std::int32_t first_cand;  // position of the user's first candidate in the grouped list
-  std::int32_t first_column;
+  std::int32_t first_cand;    // its position in the list
+  std::int32_t first_column;  // of those from that candidate on
   std::int32_t num_columns;  // at most kTileColumns
 };
 
 struct WorkspaceLayout {          // offsets in bytes
   std::size_t num_tiles = 0;      // int32
+  std::size_t is_sorted = 0;      // int32; whether the batch itself is the list
   std::size_t users = 0;          // scratch of the grouping
   std::size_t grouped_cands = 0;  // int32 [B]: candidates, user by user
   std::size_t tiles = 0;          // Tile []
@@ -44,6 +45,7 @@ inline bool groups_in_each_cta(const BmmParams& p) {
 inline WorkspaceLayout make_workspace_layout(const BmmParams& p) {
   const auto align = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
   WorkspaceLayout layout;
+  layout.is_sorted = sizeof(std::int32_t);
   layout.users = 256;
   layout.grouped_cands =
       layout.users + align(sizeof(std::int32_t) * device::kGroupArrays * p.num_users);
@@ -65,11 +67,10 @@ inline constexpr int kMaxStages = 16;
 inline constexpr int kMaxUserSlots = 8;
 inline constexpr int kBarrierBytes =
     (2 * kMaxStages + 2 * kMaxUserSlots + kConsumers) * static_cast<int>(sizeof(std::uint64_t));
-// What a CTA that groups for itself keeps: its own share of the list of tiles, where it fits.
-inline constexpr int kOwnTiles = 64;
-inline constexpr int kOwnCands = 384;
+// What a CTA that groups for itself keeps: its own share of the list, where it fits.
+inline constexpr int kOwnCands = 320;
 struct OwnList {
-  Tile tiles[kOwnTiles];
+  alignas(16) std::int32_t users[kOwnCands];
   std::int32_t cands[kOwnCands];
   std::uint64_t users_loaded;  // barrier
 };
@@ -86,6 +87,15 @@ inline int shared_bytes(const BmmCudaConfig& config, int num_blocks) {
   return config.user_slots * user_bytes(config.tile_p, blocks_of_slot(config, num_blocks)) +
          config.stages * kStageBytes + kConsumers * kStagingBuffers * kStagingBytes +
          kBarrierBytes + static_cast<int>(sizeof(OwnList));
+}
+
+// CTAs share out the columns by so many: what no copy divides; where each gets some, all candidates
+// of a tile.
+inline int grain_of(const BmmParams& p, int num_ctas) {
+  if (p.n % kTileColumns == 0) return kTileColumns;
+  if (p.n > kTileColumns) return 8;
+  const int of_tile = kTileColumns / p.n * p.n;
+  return std::int64_t{p.num_candidates} * p.n >= std::int64_t{num_ctas} * of_tile ? of_tile : p.n;
 }
 
 // Columns of a box of the copy engine, in b_cand and in out: of one candidate.

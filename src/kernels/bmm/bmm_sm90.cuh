@@ -43,10 +43,12 @@ __global__ void __launch_bounds__(Traits::kNumThreads, 1)
   }
   __syncthreads();
   if (params.args.groups_in_each_cta) {
-    cta.list = Groups::group(cta, s_raw);
+    cta.list = Groups::list(cta, s_raw);
   } else {
-    device::grid_dependency_wait();  // for the list of tiles
-    cta.list = {params.args.tiles, params.args.grouped_cands, *params.args.num_tiles};
+    device::grid_dependency_wait();  // for the list
+    const bool is_sorted = *params.args.is_sorted != 0;
+    cta.list = {is_sorted ? nullptr : params.args.grouped_cands,
+                is_sorted ? params.args.cand_to_user : nullptr, params.args.num_candidates};
   }
 
   if (warpgroup == kConsumers) {

@@ -21,6 +21,7 @@ struct Sm90Consumer : Sm90Cta<Traits> {
   using TileCursor = typename Cta::TileCursor;
   using Cta::empty;
   using Cta::full;
+  using Cta::has_columns;
   using Cta::params;
   using Cta::stage;
   static constexpr int kTileP = Traits::kTileP;
@@ -280,6 +281,7 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     int turn_phase = consumer == 0 ? 1 : 0;  // the first turn is consumer 0's
     TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
+      if (!has_columns(at)) continue;
       // NOTE: a consumer without a tile of a user waits for that user's matrix all the same: so no
       // barrier is ever two laps ahead of it.
       if (at.is_new_user) {
@@ -318,6 +320,7 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     int buffer = 0;
     TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
+      if (!has_columns(at)) continue;
       const bool is_pair = !cursor.ends_user();
       if (is_pair) {
         TileAt second;

@@ -11,18 +11,18 @@ namespace ikbo::bmm_impl {
 
 using device::RingPosition;
 
-// Tiles and their candidates, by their numbers among all; in shared memory a CTA's own alone.
-struct TileList {
-  const Tile* tiles;
-  const std::int32_t* cands;  // user by user
-  int num_tiles;              // of all CTAs
+// Candidates user by user; in shared memory a CTA's own alone, by their numbers among all.
+struct CandList {
+  const std::int32_t* cands;  // nullptr: the batch is such a list
+  const std::int32_t* users;  // of `cands`; nullptr: each is to be looked up
+  int end;                    // nothing is to be read from here on
 };
 
 template <typename Traits>
 struct Sm90Cta {
   const Sm90Params& params;
   std::uint32_t s_base;
-  TileList list;
+  CandList list;
 
   // Shared memory: user matrices, stages, each consumer's staging, barriers, the CTA's list.
   __device__ __forceinline__ std::uint32_t user_matrix(int slot) const {
@@ -70,23 +70,26 @@ struct Sm90Cta {
     device::mbarrier_init_fence();
   }
 
-  // A CTA's share of all tiles: neighbours, those of the first tile of P first.
+  // A CTA's share of the columns of all tiles of P: neighbours, those of the first tile of P first.
   struct Share {
-    int count;
+    int columns;
     int tile_p;  // of the first one
-    int index;
+    int column;
   };
-  __device__ __forceinline__ static Share share_of_cta(int num_tiles, int num_tiles_p,
-                                                       const device::FastDivide& divide_by_ctas) {
-    const int all = num_tiles * num_tiles_p;
+  __device__ __forceinline__ static Share share_of_cta(const Sm90Args& args) {
+    const int all = args.num_grains * args.num_tiles_p;
     const int cta = static_cast<int>(blockIdx.x);
-    const int least = divide_by_ctas(all);
+    const int least = args.divide_by_ctas(all);
     const int more = all - least * static_cast<int>(gridDim.x);  // CTAs that have one more
     const int count = least + (cta < more ? 1 : 0);
     if (count == 0) return {};
     const int begin = least * cta + min(cta, more);
-    const int tile_p = begin / num_tiles;
-    return {count, tile_p, begin - tile_p * num_tiles};
+    const int tile_p = args.divide_by_grains(begin);
+    return {count * args.grain, tile_p, (begin - tile_p * args.num_grains) * args.grain};
+  }
+
+  __device__ __forceinline__ int cand_at(int position) const {
+    return list.cands == nullptr ? position : list.cands[position];
   }
 
   struct TileAt {
@@ -95,50 +98,110 @@ struct Sm90Cta {
     int consumer;
     bool is_new_user;  // or a new tile of P
   };
-  // Walks over a CTA's share: most neighbours have the same user. The next tile is asked for while
-  // the current one is worked on.
+  __device__ __forceinline__ static bool has_columns(const TileAt& at) {
+    return at.tile.num_columns > 0;
+  }
+  // Cuts a CTA's share into tiles while walking over it, by whole warps: most neighbours have the
+  // same user. Users are asked for long before their tiles.
   class TileCursor {
    public:
-    __device__ __forceinline__ explicit TileCursor(const Sm90Cta& cta)
-        : tiles_(cta.list.tiles), num_tiles_(cta.list.num_tiles) {
+    __device__ __forceinline__ explicit TileCursor(const Sm90Cta& cta) : cta_(cta) {
       const Sm90Args& args = cta.params.args;
-      const Share share = share_of_cta(num_tiles_, args.num_tiles_p, args.divide_by_ctas);
-      left_ = share.count;
+      const Share share = share_of_cta(args);
+      left_ = share.columns;
       if (left_ == 0) return;
       tile_p_ = share.tile_p;
-      index_ = share.index;
-      next_ = tiles_[index_];
+      position_ = args.divide_by_n(share.column);
+      column_ = share.column - position_ * args.n;
+      look_up(position_);
     }
+    // The first one has no columns: so there is one place where tiles are cut.
     __device__ __forceinline__ bool take(TileAt& at) {
       if (left_ == 0) return false;
-      at.is_new_user = next_.user != user_ || index_ == 0;
-      at.tile = next_;
+      const Sm90Args& args = cta_.params.args;
+      at.is_new_user = next_columns_ > 0 && (next_user_ != user_ || starts_tile_p());
+      at.tile = {.user = next_user_,
+                 .first_cand = position_,
+                 .first_column = column_,
+                 .num_columns = next_columns_};
       at.tile_p = tile_p_;
       at.consumer = consumer_;
-      user_ = next_.user;
-      consumer_ ^= 1;
-      --left_;
-      if (++index_ == num_tiles_) {
-        index_ = 0;
+      user_ = next_user_;
+      if (next_columns_ > 0) consumer_ ^= 1;
+      left_ -= next_columns_;
+      column_ += next_columns_;
+      const int passed = args.divide_by_n(column_);
+      position_ += passed;
+      column_ -= passed * args.n;
+      const bool is_end = position_ == args.num_candidates;
+      if (is_end) left_ -= args.padding;
+      if (left_ == 0) return true;
+      if (is_end) {
+        position_ = 0;
         ++tile_p_;
+        look_up(0);
       }
-      if (left_ > 0) next_ = tiles_[index_];
+#pragma unroll 1
+      while (position_ - first_ >= 32) {
+        users_[0] = users_[1];
+        first_ += 32;
+        users_[1] = user_at(first_ + 32);
+      }
+      find_next();
       return true;
     }
     // Whether the tile that was taken last is the last one with its matrix.
     __device__ __forceinline__ bool ends_user() const {
-      return left_ == 0 || index_ == 0 || next_.user != user_;
+      return left_ == 0 || starts_tile_p() || next_user_ != user_;
     }
 
    private:
-    const Tile* tiles_;
-    int num_tiles_;
-    std::int64_t left_;
-    int tile_p_ = 0;
-    int index_ = 0;
-    int user_ = -1;
+    __device__ __forceinline__ bool starts_tile_p() const {
+      return position_ == 0 && column_ == 0;
+    }
+    __device__ __forceinline__ int user_at(int first) const {
+      const Sm90Args& args = cta_.params.args;
+      const int position = first + static_cast<int>(threadIdx.x) % 32;
+      const CandList& list = cta_.list;
+      if (position >= list.end) return -1;
+      if (list.users != nullptr) return list.users[position];
+      return args.cand_to_user[list.cands[position]];
+    }
+    __device__ __forceinline__ void look_up(int first) {
+      first_ = first;
+      users_[0] = user_at(first);
+      users_[1] = user_at(first + 32);
+    }
+    __device__ __forceinline__ void find_next() {
+      const Sm90Args& args = cta_.params.args;
+      const int before = position_ - first_;
+      next_user_ = __shfl_sync(~0u, users_[0], before);
+      next_columns_ = min(left_, kTileColumns);
+      const int more_cands = args.divide_by_n(column_ + next_columns_ - 1);
+      if (more_cands > 0) {
+        std::uint64_t same = __ballot_sync(~0u, users_[0] == next_user_);
+        if (before + more_cands >= 32) {
+          same |= std::uint64_t{__ballot_sync(~0u, users_[1] == next_user_)} << 32;
+        }
+        // Past those at hand, the next tile begins.
+        const auto cands =
+            static_cast<unsigned>(__ffsll(static_cast<long long>(~(same >> before))) - 1);
+        const int taken = static_cast<int>(min(cands, static_cast<unsigned>(more_cands) + 1));
+        next_columns_ = min(next_columns_, taken * args.n - column_);
+      }
+    }
+
+    const Sm90Cta& cta_;
+    int left_;  // columns
+    int tile_p_ = 0;    // from here on of the next tile
+    int position_ = 0;  // of its first candidate in the list
+    int column_ = 0;    // of that candidate
+    int next_user_ = -1;
+    int next_columns_ = 0;
+    int user_ = -1;  // of the tile that was taken last
     int consumer_ = 0;
-    Tile next_{};
+    int first_ = 0;  // position of the first of the users that are at hand, a lane each
+    int users_[2];
   };
 
   struct Column {
@@ -147,9 +210,9 @@ struct Sm90Cta {
   };
   // Where a column of the tile, below its num_columns, lies.
   __device__ __forceinline__ Column column_at(const Tile& tile, int column) const {
-    const int of_user = tile.first_column + column;
-    const int position = params.args.divide_by_n(of_user);
-    return {list.cands[tile.first_cand + position], of_user - position * params.args.n};
+    const int of_first = tile.first_column + column;
+    const int position = params.args.divide_by_n(of_first);
+    return {cand_at(tile.first_cand + position), of_first - position * params.args.n};
   }
 };
 

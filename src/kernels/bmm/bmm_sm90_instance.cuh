@@ -68,6 +68,9 @@ void launch_typed(const Sm90Launch& launch) {
   const WorkspaceLayout layout = make_workspace_layout(p);
   const auto at = [&](std::size_t offset) { return launch.workspace + offset; };
   const int num_blocks = blocks_of(p.r);
+  const int columns = p.num_candidates * p.n;
+  const int grain = grain_of(p, launch.num_sms);
+  const int num_grains = (columns + grain - 1) / grain;
   Sm90Params params{};
   params.a = make_map({.data = p.a_user,
                        .inner = Traits::kInnerA,
@@ -92,8 +95,7 @@ void launch_typed(const Sm90Launch& launch) {
   }
   if (config.store == BmmStore::kTma) params.out = make_out_map(p);
   params.args = {
-      .num_tiles = reinterpret_cast<std::int32_t*>(at(layout.num_tiles)),
-      .tiles = reinterpret_cast<Tile*>(at(layout.tiles)),
+      .is_sorted = reinterpret_cast<std::int32_t*>(at(layout.is_sorted)),
       .grouped_cands = reinterpret_cast<std::int32_t*>(at(layout.grouped_cands)),
       .groups_in_each_cta = groups_in_each_cta(p),
       .cand_to_user = p.cand_to_user,
@@ -110,6 +112,10 @@ void launch_typed(const Sm90Launch& launch) {
       .n = p.n,
       .divide_by_n = device::FastDivide(p.n),
       .divide_by_ctas = device::FastDivide(launch.num_sms),
+      .grain = grain,
+      .num_grains = num_grains,
+      .padding = num_grains * grain - columns,
+      .divide_by_grains = device::FastDivide(num_grains),
       .num_tiles_p = (p.p + Traits::kTileP - 1) / Traits::kTileP,
       .num_blocks = num_blocks,
       .last_steps = (p.r - (num_blocks - 1) * kBlockR + 15) / 16,

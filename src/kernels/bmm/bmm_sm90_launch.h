@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of bmm_sm90; one width of the tile of P each is compiled in instances/.
+// Launches of bmm_sm90 and of what goes ahead of it; one width of the tile of P each is compiled in instances/.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,6 +15,10 @@ struct Sm90Launch {
   int num_sms;
   cudaStream_t stream;
 };
+
+// Lists the candidates user by user in the workspace, or notes that the batch is such a list. A
+// grid that overlaps it may follow.
+void launch_list(const BmmParams& params, unsigned char* workspace, cudaStream_t stream);
 
 // Defined by instances/bmm_sm90_p<tile_p>.cu.
 template <int kTileP>

@@ -16,6 +16,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
   using TileAt = typename Cta::TileAt;
   using TileCursor = typename Cta::TileCursor;
   using Cta::column_at;
+  using Cta::has_columns;
   using Cta::empty;
   using Cta::full;
   using Cta::params;
@@ -58,25 +59,22 @@ struct Sm90Producer : Sm90Cta<Traits> {
     RingPosition ring;
     RingPosition user_ring;
     TileCursor cursor(*this);
-    TileAt at;
-    bool has_tile = cursor.take(at);
+    TileAt at{};
     Column column{};
-    if (has_tile && has_box(at)) column = column_at(at.tile, lane * box_columns);
-    while (has_tile) {
+    for (bool has_next = true; has_next;) {
       TileAt next;
       Column next_column{};
-      const bool has_next = cursor.take(next);
+      has_next = cursor.take(next);
       if (has_next && has_box(next)) next_column = column_at(next.tile, lane * box_columns);
       if (lane == 0 && at.is_new_user) load_user(at, user_ring);
       __syncwarp();
 #pragma unroll 1
-      for (int block = 0; block < args.num_blocks; ++block) {
+      for (int block = 0; has_columns(at) && block < args.num_blocks; ++block) {
         load_boxes(ring.slot, ring.phase, block, column, lane, has_box(at));
         ring.advance(args.stages);
       }
       at = next;
       column = next_column;
-      has_tile = has_next;
     }
   }
 
@@ -110,6 +108,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
     RingPosition user_ring;
     TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
+      if (!has_columns(at)) continue;
       TileAt second;
       const bool is_pair = !cursor.ends_user() && cursor.take(second);
       const bool has_box = first_column < at.tile.num_columns;
@@ -191,15 +190,9 @@ struct Sm90Producer : Sm90Cta<Traits> {
     RingPosition ring;
     RingPosition user_ring;
     TileCursor cursor(*this);
-    TileAt at;
-    bool has_tile = cursor.take(at);
-    Sources sources{};
-    if (has_tile) sources = find_sources(at, thread);
-    while (has_tile) {
-      TileAt next;
-      Sources next_sources{};
-      const bool has_next = cursor.take(next);
-      if (has_next) next_sources = find_sources(next, thread);
+    for (TileAt at; cursor.take(at);) {
+      if (!has_columns(at)) continue;
+      const Sources sources = find_sources(at, thread);
       if (thread == 0 && at.is_new_user) load_user(at, user_ring);
       __syncwarp();
 #pragma unroll 1
@@ -209,9 +202,6 @@ struct Sm90Producer : Sm90Cta<Traits> {
         device::copy_async_arrive(full(ring.slot));
         ring.advance(params.args.stages);
       }
-      at = next;
-      sources = next_sources;
-      has_tile = has_next;
     }
     device::copy_async_commit();
     device::copy_async_wait<0>();

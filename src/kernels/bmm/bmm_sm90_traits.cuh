@@ -18,10 +18,10 @@ struct Ahead {
 };
 
 struct Sm90Args {
-  // Written by the grouping kernel. Where each CTA groups for itself and its share does not fit
-  // into its shared memory, all CTAs write the same.
-  std::int32_t* num_tiles;
-  Tile* tiles;
+  // Written by the kernel ahead: whether candidates are sorted by user, else their list. Where each
+  // CTA groups for itself and its share does not fit into its shared memory, all CTAs write the
+  // same.
+  std::int32_t* is_sorted;
   std::int32_t* grouped_cands;
   bool groups_in_each_cta;
   const std::int32_t* cand_to_user;
@@ -38,6 +38,10 @@ struct Sm90Args {
   int n;
   device::FastDivide divide_by_n;
   device::FastDivide divide_by_ctas;
+  int grain;  // columns: tiles begin and end at multiples of it, or where their user does
+  int num_grains;
+  int padding;  // columns that the last grain lacks
+  device::FastDivide divide_by_grains;
   int num_tiles_p;
   int num_blocks;  // of R
   int last_steps;  // steps of 16 in the last of them

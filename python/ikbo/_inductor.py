@@ -40,6 +40,8 @@ from torch import Tensor, nn
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
 
+from ikbo.reference import ACTIVATIONS
+
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
 # other one the opaque identity operator takes its place.
 _LOWERING_VERSIONS = ("2.11", "2.15")
@@ -53,14 +55,6 @@ _IN_PARTS = {
 }
 # On a GPU in 16 bits, `linear` with as many columns and rows of `w_cand`, too: linear-h200.json.
 _LONG, _WIDE = 4096, 1024
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.nn.functional.relu,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-}
 
 
 def compile_options(device: str) -> dict[str, Any]:
@@ -244,7 +238,7 @@ def _linear(
     # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would turn it into an addmm
     # and write the gathered users at B for it: one more pass over [B, M].
     gathered = torch.ops.ikbo.expand(user, cand_to_user).unsqueeze(1)
-    sums = _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
+    sums = ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
     return sums.to(x_cand.dtype)
 
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +39,8 @@ import torch
 from torch import Tensor, nn
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
+
+from ikbo.reference import ACTIVATIONS
 
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
 # other one the opaque identity operator takes its place.
@@ -52,14 +55,6 @@ _IN_PARTS = {
 }
 # On a GPU in 16 bits, `linear` with as many columns and rows of `w_cand`, too: linear-h200.json.
 _LONG, _WIDE = 4096, 1024
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.nn.functional.relu,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-}
 
 
 def compile_options(device: str) -> dict[str, Any]:
@@ -89,10 +84,47 @@ def compile_to(program: ExportedProgram, file: Any, options: dict[str, Any]) -> 
     # under the options then in force. Without libtorch that program does not load, and all packages
     # of this machine would be scalar code.
     valid_vec_isa_list()
-    with _torch_on_library_path(), torch.no_grad():
+    with _torch_on_library_path(), _reuse_of_buffers_in_branches(program), torch.no_grad():
         torch._inductor.aoti_compile_and_package(
             program, package_path=file, inductor_configs=options
         )
+
+
+class _AnyReuse:
+    """In the place of Inductor's estimate: no reuse of a buffer exceeds the memory's peak."""
+
+    overall_peak_memory = math.inf
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def peak_between(self, *_: Any) -> int:
+        return 0
+
+    def update_peak_between(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _reuse_of_buffers_in_branches(program: ExportedProgram) -> Iterator[None]:
+    """Lets Inductor reuse buffers in a program with branches (torch.cond).
+
+    Inductor (torch 2.11.0) asks before each reuse what the memory's peak is meanwhile. It looks up
+    the steps of a branch among those of the program around it, which may have fewer.
+    """
+    from torch._inductor.codegen import wrapper
+
+    targets = (node.target for node in program.graph.nodes)
+    has_branches = any(isinstance(t, torch._ops.HigherOrderOperator) for t in targets)
+    before = getattr(wrapper, "EfficientPeakEstimate", None)
+    if not has_branches or before is None:
+        yield
+        return
+    wrapper.EfficientPeakEstimate = _AnyReuse
+    try:
+        yield
+    finally:
+        wrapper.EfficientPeakEstimate = before
 
 
 @contextlib.contextmanager
@@ -206,7 +238,7 @@ def _linear(
     # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would turn it into an addmm
     # and write the gathered users at B for it: one more pass over [B, M].
     gathered = torch.ops.ikbo.expand(user, cand_to_user).unsqueeze(1)
-    sums = _ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
+    sums = ACTIVATIONS[activation]((gathered + cand.unsqueeze(1)).squeeze(1))
     return sums.to(x_cand.dtype)
 
 

@@ -153,6 +153,11 @@ def _(d: Draw) -> Any:  # values in other ranges than keys
 
 
 @leaves("chains.attended", aten.matmul.default)
+def _(d: Draw) -> Any:  # a fill that large scores outweigh
+    return d.scores(_masked(d, -1e3), (aten.softmax.int, -1)), _tokens(d, 1, 4)
+
+
+@leaves("chains.attended", aten.matmul.default)
 def _(d: Draw) -> Any:
     softmax, lower = (aten.softmax.int, -1), (aten.mul.Tensor, Const(LOWER.double()))
     v = _tokens(d, 1, 4)

@@ -223,7 +223,8 @@ def summary(seeds: Sequence[int]) -> dict[str, Any]:
         found, moved = found + user_work, moved + at_users
         if done % 100 == 0:
             print(f"{done} of {len(seeds)} seeds", file=sys.stderr)
-    return {"seeds": len(seeds), "mismatches": mismatches, "moved_share": moved / found}
+    share = moved / found if found else 1.0
+    return {"seeds": len(seeds), "mismatches": mismatches, "moved_share": share}
 
 
 def write(result: dict[str, Any]) -> None:

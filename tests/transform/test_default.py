@@ -222,6 +222,14 @@ def test_meaning_and_form(name: str) -> None:
             assert_same(d.meaning(got), expected)
 
 
+@pytest.mark.parametrize("target", [aten.view.default, aten._unsafe_view.default])
+def test_a_rewrite_may_lay_out_otherwise_what_the_model_views(target: Any) -> None:
+    d = Draw("layout")
+    turned = d.cand(2, 3).tensor.mT
+    result = d.walk().apply(target, Cand(turned, None), [BATCH, -1])
+    assert_same(result.tensor, turned.flatten(1))
+
+
 def test_a_user_value_is_broadcast_once() -> None:
     d = Draw("once")
     walk, user = d.walk(), d.user(3)

@@ -14,6 +14,8 @@ from ikbo.transform.forms import Product
 
 aten = torch.ops.aten
 
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+
 # Fields that a tensor must have to be read where it lies. Kernels fill each tensor of a list up to
 # blocks of 32: a model that stacks single embeddings would compute zeros for the most part.
 _MIN_FIELDS = 16
@@ -36,8 +38,10 @@ def product(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def called(target: Any, args: Any, kwargs: Any) -> Any:
     """The result of an operator of the model, a product along narrow fields as `product`."""
-    is_product = target is aten.matmul.default and args[0].ndim == 2 and args[1].ndim > 2
-    return product(*args) if is_product else target(*args, **kwargs)
+    if target is aten.matmul.default and args[0].ndim == 2 and args[1].ndim > 2:
+        return product(*args)
+    # A rewrite may have laid out otherwise what the model can view.
+    return (aten.reshape.default if target in _VIEWS else target)(*args, **kwargs)
 
 
 def turned(user: Product, cand: Product) -> tuple[Product, Product] | None:

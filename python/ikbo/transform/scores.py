@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 # How large the random products are that a chain of steps is tried on: small ones, whose weights do
-# not vanish in a softmax in any type; large ones, against which a mask must hold.
-_PROBE_SIZES = (1.0, 30.0) * 4
+# not vanish in a softmax in any type; large ones, against which a mask must hold. In millions of
+# them two differ by less than 11 times this size: a fill of -1e4 is a mask, whatever the scale.
+_PROBE_SIZES = (1.0, 500.0) * 4
 
 _SOFTMAX = (aten.softmax.int, aten._softmax.default)
 

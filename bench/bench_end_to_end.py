@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from bench.end_to_end_training import training_rows
+from bench.in_turn import in_turn
 from examples.nets import NETS
 from examples.nets import contestants as forms
 from examples.nets.net import Config, Inputs, make_inputs
@@ -60,7 +61,7 @@ CHECKED_ROWS = 48
 # What packages are made of: the nets, and the Python that compiles them.
 _FORMS = ["examples/nets/*.py", "python/ikbo/*.py", "python/ikbo/nn/*.py"]
 _PASS = ["python/ikbo/transform/**/*.py"]
-_TIMING = ["bench/bench_end_to_end.py", "bench/end_to_end_training.py"]
+_TIMING = [f"bench/{name}.py" for name in ("bench_end_to_end", "end_to_end_training", "in_turn")]
 _TIMING += [f"python/ikbo/testing/{name}.py" for name in ("bench", "bench_cuda")]
 _NATIVE = ["include/ikbo/*.h", *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops"))]
 OPS = ("lce", "linear", "bmm", "target_attention", "expand")
@@ -297,7 +298,7 @@ def timed(
     for name, call in running.items():
         error = float((few(call()) - reference).norm() / reference.norm())
         assert error < 1e-4, f"{name}: relative error {error:.3g}"
-    return bench.interleaved(running, rounds=41, min_rounds=7, seconds=20.0) | reasons, {}
+    return in_turn(running, rounds=41, min_rounds=7, seconds=40.0) | reasons, {}
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -58,6 +58,7 @@ PACKAGED = (
 )
 _MODELS = [
     "bench/bench_models.py",
+    "bench/in_turn.py",
     *(f"bench/public_models/{name}.py" for name in ("case", "measure", "stand_ins")),
     *(f"bench/public_models/{name}.py" for name in ("deepctr", "dien", "rechub", "torchrec")),
     "requirements/models.txt",

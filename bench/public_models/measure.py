@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 import ikbo
+from bench.in_turn import in_turn
 from bench.public_models.case import Case
 from ikbo import _inductor
-from ikbo.testing.bench import interleaved
 from ikbo.testing.user_work import user_work
 from ikbo.transform import TransformedModule
 from ikbo.transform.capture import Captured, capture
@@ -227,7 +227,7 @@ def timed(captured: Captured, model: nn.Module, ours: nn.Module, ratio: int) -> 
         "ours": lambda: run(ours, request.ours),
         "replicated": lambda: run(model, request.replicated),
     }
-    return interleaved(contestants, rounds=ROUNDS, seconds=SECONDS)
+    return in_turn(contestants, rounds=ROUNDS, seconds=SECONDS)
 
 
 def package_unmodified(program: ExportedProgram, device: str, path: Path) -> None:
@@ -254,6 +254,6 @@ def package_speedups(
                 "ours": functools.partial(fast, *flat),
                 "replicated": functools.partial(plain, *args, **kwargs),
             }
-            ms = interleaved(contestants, rounds=ROUNDS, seconds=SECONDS)
+            ms = in_turn(contestants, rounds=ROUNDS, seconds=SECONDS)
             found[ratio] = ms["replicated"] / ms["ours"]
     return found

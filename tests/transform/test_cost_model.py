@@ -97,6 +97,28 @@ def test_what_nothing_costs_is_always_split() -> None:
     assert module.spec.pays_from == {"eager": ((1, 1),), "package": ((1, 1),)}
 
 
+class Deep(nn.Module):
+    """Layers over the user alone, then `Net`."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
+        self.tower = nn.Sequential(*layers)
+        self.net = Net(width, width, width)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return self.net(self.tower(user), item)
+
+
+@pytest.mark.parametrize(("depth", "splits"), [(0, False), (12, True)])
+def test_what_a_split_loses_counts_beside_the_whole_model(depth: int, splits: bool) -> None:
+    """The split costs a product more, a large part of a shallow model on ten candidates."""
+    torch.manual_seed(0)
+    net, inputs = Deep(depth, 64).eval(), (torch.randn(16, 64), torch.randn(16, 64))
+    given = {"max_users": 1, "max_candidates": 128, "device_costs": COSTS}
+    assert is_split(ikbo.transform(net, inputs, ["user"], **given)) == splits
+
+
 class _Counted(nn.Module):
     """Counts the calls of a model."""
 

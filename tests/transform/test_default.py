@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+import ikbo
 from ikbo.transform import forms as f
 from ikbo.transform import rowwise
+from ikbo.transform.device_costs import SHIPPED
 from ikbo.transform.forms import (
     BATCH,
     Cand,
@@ -287,3 +290,37 @@ def test_pending_forms_can_be_settled() -> None:
     assert any(isinstance(part, User) for part in settled.parts)
     assert_same(d.meaning(settled), d.meaning(affine))
     assert not isinstance(walk.apply(aten.tanh.default, d.total(2)), Sum)
+
+
+class _Dots(nn.Module):
+    """Products of each two of a model's rows, and what is left of DLRM."""
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        rows = torch.cat([torch.tanh(item), user], dim=1)
+        return torch.bmm(rows, rows.transpose(1, 2)).flatten(1).relu()
+
+
+def test_a_permuted_concatenation_is_written_once() -> None:
+    """As in the unmodified model: both operands of the product are views of one concatenation."""
+    inputs = torch.randn(16, 3, 4), torch.randn(16, 2, 4)
+    costs = SHIPPED / "cpu.json"  # by which the split of the products does not pay
+    module = ikbo.transform(_Dots().eval(), inputs, ["user"], ratio=1, device_costs=costs)
+    graph = module.exported_program.graph
+    (product,) = [n for n in graph.nodes if n.target in (aten.matmul.default, aten.bmm.default)]
+    first, second = product.args
+    assert first.target is aten.cat.default
+    assert second.target is aten.permute.default and second.args[0] is first
+
+
+def test_permutations_of_a_concatenation_are_of_the_first_one() -> None:
+    d = Draw("permuted")
+    walk = d.walk()
+    x = d.concat(1, [2, 3])
+    turned_once = walk.apply(aten.permute.default, x, [0, 2, 3, 1])
+    turned_twice = walk.apply(aten.permute.default, turned_once, [0, 2, 3, 1])
+    assert turned_twice.base is x and turned_twice.dims == (0, 3, 1, 2)
+    assert walk.apply(aten.permute.default, turned_twice, [0, 2, 3, 1]) is x
+    expected = walk.materialise(x).permute(0, 3, 1, 2)
+    got = walk.materialise(turned_twice)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert got.data_ptr() == walk.materialise(x).data_ptr()

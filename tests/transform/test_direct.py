@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import ikbo
 from ikbo.transform import direct, fields
 from ikbo.transform.direct import FlatModule
 
@@ -100,3 +102,55 @@ def test_products_along_fields_of_any_width(width: int, batch: tuple[int, ...]) 
     torch.testing.assert_close(
         fields.called(torch.ops.aten.matmul.default, (weight, x), {}), expected
     )
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("batch", [(5, 3), (2, 5, 3), (0, 3), (1, 3)])
+def test_layers_over_transposed_fields_are_one_product(
+    batch: tuple[int, ...], has_bias: bool
+) -> None:
+    weight = torch.randn(7, 4, dtype=torch.float64)
+    bias = torch.randn(7, dtype=torch.float64) if has_bias else None
+    x = torch.randn(*batch[:-1], 4, batch[-1], dtype=torch.float64).mT
+    with Products() as seen:
+        out = fields.called(torch.ops.aten.linear.default, (x, weight, bias), {})
+    assert seen.names == ["aten.addmm.default" if has_bias else "aten.mm.default"]
+    torch.testing.assert_close(out, x @ weight.mT if bias is None else x @ weight.mT + bias)
+
+
+class Products(TorchDispatchMode):
+    """The names of the products that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in str(func):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _Fields(nn.Module):
+    """A layer over the fields of a candidate's value, as DLRM's and Wukong's models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fields = nn.Linear(12, 12), nn.Linear(6, 5)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        rows = torch.relu(self.embed(item)).unsqueeze(1) + user
+        return self.fields(rows.transpose(1, 2)).transpose(1, 2)
+
+
+def test_a_package_multiplies_transposed_fields_as_one_product() -> None:
+    """As of the unmodified model, whose weight requires gradients; else as a product per row."""
+    inputs = torch.randn(16, 6, 12), torch.randn(16, 12)
+    module = ikbo.transform(_Fields().eval(), inputs, ["user"])
+    decomposed = module.exported_program.run_decompositions()
+    shapes = [
+        (str(n.target), n.meta["val"].dim())
+        for n in decomposed.graph.nodes
+        if str(n.target).startswith(("aten.mm", "aten.addmm", "aten.bmm"))
+    ]
+    assert shapes == [("aten.addmm.default", 2)] * 2

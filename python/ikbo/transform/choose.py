@@ -2,8 +2,8 @@
 """Step 4: which splits pay over the range of batches, and from which batch on.
 
 A split is judged where it is at its worst and at its best: at the corners of the range. Of two
-forms the one with the smaller regret is taken, how many times slower than the better one it is at
-the corner where it compares worst.
+forms the one with the smaller regret is taken, how many times slower than with the better one the
+model is at the corner where it compares worst.
 """
 
 from __future__ import annotations
@@ -153,23 +153,29 @@ class Forms:
     def losers(self, blocked: set[str], runs: Range) -> dict[str, str]:
         """Operators of which the split does not pay: name to why.
 
+        Regret is that of the whole model: what a small operator loses on few candidates, many times
+        its own time, may be little beside what the split saves on many.
+
         Args:
             blocked: operators that are not split anyway.
             runs: the range.
         """
         found: dict[str, str] = {}
+        corners = runs.corners()
+        whole = {corner: self.transformed(*corner) for corner in corners}
         for node in self._captured.program.graph.nodes:
             pieces = self.after.get(node.name)
             if not pieces or node.name in blocked or node.name not in self.before:
                 continue
             group = [node.name, *self._joined_to(node)]
             kept = [p for name in group for p in self.before[name]] + self._inputs_of(node)
-            times = [partial(estimate.total, pieces), partial(estimate.total, kept)]
-            split, unsplit = times
-            is_same = all(math.isclose(split(*c), unsplit(*c)) for c in runs.corners())
-            if not is_same and best_of(times, runs.corners()) == 1:
-                why = _reason(split, unsplit, runs.corners())
-                found |= dict.fromkeys(group, why)
+            split, unsplit = partial(estimate.total, pieces), partial(estimate.total, kept)
+            if all(math.isclose(split(*c), unsplit(*c)) for c in corners):
+                continue
+            other = {c: whole[c] - split(*c) + unsplit(*c) for c in corners}
+            models = [lambda *c: whole[c], lambda *c, other=other: other[c]]
+            if best_of(models, corners) == 1:
+                found |= dict.fromkeys(group, _reason(split, unsplit, corners))
         return found
 
     def _joined_to(self, node: Node) -> list[str]:

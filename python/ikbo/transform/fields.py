@@ -36,8 +36,31 @@ def product(weight: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias.unsqueeze(-1)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, on the CPU as one product over all rows of `x`.
+
+    Of rows that do not lie one behind the other, a transposed `x`, torch makes such a product only
+    where the weight requires gradients, as it does in the unmodified model and not here; else it
+    repeats the weight for each row of the batch.
+    """
+    *batch, columns = x.shape
+    if x.device.type != "cpu" or not _lie_apart(x):
+        return torch.nn.functional.linear(x, weight, bias)
+    rows = torch.nn.functional.linear(x.reshape(-1, columns), weight, bias)
+    return rows.view(*batch, weight.shape[0])
+
+
+def _lie_apart(x: Tensor) -> bool:
+    """Whether rows, along the last axis, do not lie one behind the other; the batch is axis 0."""
+    is_known = all(isinstance(size, int) for size in x.shape[1:])
+    steps = range(x.ndim - 2) if is_known else ()
+    return any(x.stride(a) != x.stride(a + 1) * x.shape[a + 1] for a in steps)
+
+
 def called(target: Any, args: Any, kwargs: Any) -> Any:
-    """The result of an operator of the model, a product along narrow fields as `product`."""
+    """The result of an operator of the model, a product as `linear` or `product`."""
+    if target is aten.linear.default:
+        return linear(*args, **kwargs)
     if target is aten.matmul.default and args[0].ndim == 2 and args[1].ndim > 2:
         return product(*args)
     # A rewrite may have laid out otherwise what the model can view.

@@ -84,6 +84,9 @@ class Concat:
     axis: int
     parts: tuple[Const | User | Cand, ...]
     rows: Rows
+    # What this is a permutation of: one concatenation is written for both.
+    base: Concat | None = None
+    dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,6 +125,8 @@ class Walk:
         if isinstance(form, User):
             return self._expand(form)
         if isinstance(form, Concat):
+            if form.base is not None:
+                return self.materialise(form.base).permute(form.dims)
             return torch.cat([self.materialise(part) for part in form.parts], form.axis)
         if isinstance(form, Merged):
             return self.materialise(form.x).flatten(form.axis, form.axis + 1)
@@ -160,7 +162,7 @@ class Walk:
             weight = self.use(term.weight)
             bias = None if term.bias is None else self.use(term.bias)
             if term.kind == "linear":
-                out = torch.nn.functional.linear(term.x.tensor, weight, bias)
+                out = fields.linear(term.x.tensor, weight, bias)
             else:
                 out = fields.product(weight, term.x.tensor, bias)
         return type(term.x)(out, term.x.rows)

@@ -111,8 +111,12 @@ def permute(walk: Walk, x: Form, dims: Sequence[int]) -> Form | None:
     if isinstance(x, Sum):
         return swapped(x) if order == (0, 2, 1) and not x.is_shared else None
     if isinstance(x, Concat):
-        parts = tuple(walk.apply(aten.permute.default, part, dims) for part in x.parts)
-        return Concat(order.index(x.axis), parts, _moved(x.rows, order))
+        if x.base is not None:
+            order, x = tuple(x.dims[d] for d in order), x.base
+            if order == tuple(range(len(order))):
+                return x
+        parts = tuple(walk.apply(aten.permute.default, part, order) for part in x.parts)
+        return Concat(order.index(x.axis), parts, _moved(x.rows, order), base=x, dims=order)
     if isinstance(x, Merged):
         return _permuted_merged(walk, x, order)
     if isinstance(x, Reordered):

@@ -20,7 +20,7 @@ struct alignas(16) Tile {
   std::int32_t user;
   std::int32_t first_cand;    // its position in the list
   std::int32_t first_column;  // of those from that candidate on
-  std::int32_t num_columns;  // at most kTileColumns
+  std::int32_t num_columns;   // at most kTileColumns
 };
 
 struct WorkspaceLayout {          // offsets in bytes

@@ -156,9 +156,7 @@ struct Sm90Cta {
     }
 
    private:
-    __device__ __forceinline__ bool starts_tile_p() const {
-      return position_ == 0 && column_ == 0;
-    }
+    __device__ __forceinline__ bool starts_tile_p() const { return position_ == 0 && column_ == 0; }
     __device__ __forceinline__ int user_at(int first) const {
       const Sm90Args& args = cta_.params.args;
       const int position = first + static_cast<int>(threadIdx.x) % 32;
@@ -192,7 +190,7 @@ struct Sm90Cta {
     }
 
     const Sm90Cta& cta_;
-    int left_;  // columns
+    int left_;          // columns
     int tile_p_ = 0;    // from here on of the next tile
     int position_ = 0;  // of its first candidate in the list
     int column_ = 0;    // of that candidate

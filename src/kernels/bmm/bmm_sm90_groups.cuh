@@ -26,7 +26,7 @@ struct Sm90Groups {
     std::uint16_t first_cands[device::kMaxUsersOfCta];       // of each user
   };
   // Of a tensor that a CTA asks L2 for: while candidates are listed, memory would be idle.
-    static constexpr int kBytesAhead = 32 * 1024;
+  static constexpr int kBytesAhead = 32 * 1024;
   static_assert(sizeof(Scratch) <= Traits::kUserBlockBytes + kLeastStages * kStageBytes +
                                        kConsumers * kStagingBuffers * kStagingBytes);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of bmm_sm90 and of what goes ahead of it; one width of the tile of P each is compiled in instances/.
+// Launches of bmm_sm90 and of what goes ahead of it; one width of the tile of P each is compiled in
+// instances/.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -16,9 +16,9 @@ struct Sm90Producer : Sm90Cta<Traits> {
   using TileAt = typename Cta::TileAt;
   using TileCursor = typename Cta::TileCursor;
   using Cta::column_at;
-  using Cta::has_columns;
   using Cta::empty;
   using Cta::full;
+  using Cta::has_columns;
   using Cta::params;
   using Cta::stage;
 

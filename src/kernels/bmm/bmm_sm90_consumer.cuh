@@ -273,7 +273,7 @@ struct Sm90Consumer : Sm90Cta<Traits> {
   }
 
   __device__ __forceinline__ void consume(int consumer, int thread) const {
-    float acc[kTileP / 2];
+    float acc[kTileP / 2] = {};
     RingPosition ring;
     RingPosition user_ring;  // of the next user
     int user_slot = -1;
@@ -281,7 +281,6 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     int turn_phase = consumer == 0 ? 1 : 0;  // the first turn is consumer 0's
     TileCursor cursor(*this);
     for (TileAt at; cursor.take(at);) {
-      if (!has_columns(at)) continue;
       // NOTE: a consumer without a tile of a user waits for that user's matrix all the same: so no
       // barrier is ever two laps ahead of it.
       if (at.is_new_user) {
@@ -290,19 +289,24 @@ struct Sm90Consumer : Sm90Cta<Traits> {
         user_slot = user_ring.slot;
         user_ring.advance(params.args.user_slots);
       }
-      if (at.consumer != consumer) {
+      // The first tile, which has no columns, is stored by both: nothing is, but the instructions
+      // come while the first loads are on their way.
+      const bool is_tile = has_columns(at);
+      if (is_tile && at.consumer != consumer) {
         ring.skip(params.args.num_blocks, params.args.stages);
         continue;
       }
       const Target target = find_target(at, thread);
-      // NOTE: stages of tiles in turn share a ring. Only when the other consumer has seen all of
-      // its own filled does a phase tell this one whether its own are.
-      device::mbarrier_wait(this->turn(consumer), turn_phase);
-      turn_phase ^= 1;
-      run_tile(acc, ring, user_ring, consumer, thread, this->user_matrix(user_slot));
-      if (cursor.ends_user()) {
-        release(this->empty_user(user_slot), thread);
-        user_slot = -1;
+      if (is_tile) {
+        // NOTE: stages of tiles in turn share a ring. Only when the other consumer has seen all of
+        // its own filled does a phase tell this one whether its own are.
+        device::mbarrier_wait(this->turn(consumer), turn_phase);
+        turn_phase ^= 1;
+        run_tile(acc, ring, user_ring, consumer, thread, this->user_matrix(user_slot));
+        if (cursor.ends_user()) {
+          release(this->empty_user(user_slot), thread);
+          user_slot = -1;
+        }
       }
       store_rows<0>(acc, target, at.tile_p * kTileP, consumer, thread, buffer);
     }

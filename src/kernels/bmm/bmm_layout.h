@@ -65,12 +65,23 @@ inline constexpr int kStagingBuffers = 3;  // of each consumer
 inline constexpr int kLeastStages = 6;
 inline constexpr int kMaxStages = 16;
 inline constexpr int kMaxUserSlots = 8;
+inline constexpr int kTileSlots = 8;  // that are announced at once
 inline constexpr int kBarrierBytes =
-    (2 * kMaxStages + 2 * kMaxUserSlots + kConsumers) * static_cast<int>(sizeof(std::uint64_t));
-// What a CTA that groups for itself keeps: its own share of the list, where it fits.
-inline constexpr int kOwnCands = 320;
+    (2 * kMaxStages + 2 * kMaxUserSlots + kConsumers + 2 * kTileSlots) *
+    static_cast<int>(sizeof(std::uint64_t));
+// What the producer tells the consumers of a tile.
+struct alignas(16) AnnouncedTile {
+  std::int32_t first_cand;
+  std::int32_t first_column;
+  std::int32_t tile_p;
+  std::int32_t num_columns_and_flags;
+};
+// Beside the tiles that are announced, what a CTA that groups for itself keeps: its own share of
+// the list, where it fits.
+inline constexpr int kOwnCands = 256;
 struct OwnList {
-  alignas(16) std::int32_t users[kOwnCands];
+  AnnouncedTile tiles[kTileSlots];
+  std::int32_t users[kOwnCands];
   std::int32_t cands[kOwnCands];
   std::uint64_t users_loaded;  // barrier
 };

@@ -2,7 +2,7 @@
 // What a consumer warpgroup of bmm_sm90 does: a tile of 64 columns x kTileP rows at a time.
 #pragma once
 
-#include "kernels/bmm/bmm_sm90_cta.cuh"
+#include "kernels/bmm/bmm_sm90_tiles.cuh"
 #include "kernels/device/ptx_bulk_groups.cuh"
 #include "kernels/device/ptx_mma.cuh"
 #include "kernels/device/ptx_stmatrix.cuh"
@@ -18,10 +18,8 @@ struct Sm90Consumer : Sm90Cta<Traits> {
   using Cta = Sm90Cta<Traits>;
   using Element = typename Traits::Element;
   using TileAt = typename Cta::TileAt;
-  using TileCursor = typename Cta::TileCursor;
   using Cta::empty;
   using Cta::full;
-  using Cta::has_columns;
   using Cta::params;
   using Cta::stage;
   static constexpr int kTileP = Traits::kTileP;
@@ -279,8 +277,32 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     int user_slot = -1;
     int buffer = 0;
     int turn_phase = consumer == 0 ? 1 : 0;  // the first turn is consumer 0's
-    TileCursor cursor(*this);
-    for (TileAt at; cursor.take(at);) {
+    int owner = 0;                           // of the next tile
+    TileListener<Traits> listener(*this);
+    TileAt at{};
+    // The first tile, which has no columns, is stored by both: nothing is, but the instructions
+    // come while the first loads are on their way.
+    for (bool is_tile = false;;) {
+      if (!is_tile || owner == consumer) {
+        const Target target = find_target(at, thread);
+        if (is_tile) {
+          // NOTE: stages of tiles in turn share a ring. Only when the other consumer has seen all
+          // of its own filled does a phase tell this one whether its own are.
+          device::mbarrier_wait(this->turn(consumer), turn_phase);
+          turn_phase ^= 1;
+          run_tile(acc, ring, user_ring, consumer, thread, this->user_matrix(user_slot));
+          if (at.ends_user) {
+            release(this->empty_user(user_slot), thread);
+            user_slot = -1;
+          }
+        }
+        store_rows<0>(acc, target, at.tile_p * kTileP, consumer, thread, buffer);
+      } else {
+        ring.skip(params.args.num_blocks, params.args.stages);
+      }
+      if (is_tile) owner ^= 1;
+      is_tile = listener.take(at);
+      if (!is_tile) break;
       // NOTE: a consumer without a tile of a user waits for that user's matrix all the same: so no
       // barrier is ever two laps ahead of it.
       if (at.is_new_user) {
@@ -289,26 +311,6 @@ struct Sm90Consumer : Sm90Cta<Traits> {
         user_slot = user_ring.slot;
         user_ring.advance(params.args.user_slots);
       }
-      // The first tile, which has no columns, is stored by both: nothing is, but the instructions
-      // come while the first loads are on their way.
-      const bool is_tile = has_columns(at);
-      if (is_tile && at.consumer != consumer) {
-        ring.skip(params.args.num_blocks, params.args.stages);
-        continue;
-      }
-      const Target target = find_target(at, thread);
-      if (is_tile) {
-        // NOTE: stages of tiles in turn share a ring. Only when the other consumer has seen all of
-        // its own filled does a phase tell this one whether its own are.
-        device::mbarrier_wait(this->turn(consumer), turn_phase);
-        turn_phase ^= 1;
-        run_tile(acc, ring, user_ring, consumer, thread, this->user_matrix(user_slot));
-        if (cursor.ends_user()) {
-          release(this->empty_user(user_slot), thread);
-          user_slot = -1;
-        }
-      }
-      store_rows<0>(acc, target, at.tile_p * kTileP, consumer, thread, buffer);
     }
     // Shared memory outlives the copy engine's reads.
     if (thread < 32) device::tma_store_wait_read();
@@ -322,13 +324,12 @@ struct Sm90Consumer : Sm90Cta<Traits> {
     RingPosition ring;
     RingPosition user_ring;
     int buffer = 0;
-    TileCursor cursor(*this);
-    for (TileAt at; cursor.take(at);) {
-      if (!has_columns(at)) continue;
-      const bool is_pair = !cursor.ends_user();
+    TileListener<Traits> listener(*this);
+    for (TileAt at; listener.take(at);) {
+      const bool is_pair = !at.ends_user;
       if (is_pair) {
         TileAt second;
-        cursor.take(second);
+        listener.take(second);
         if (consumer == 1) at = second;
       } else if (consumer == 1) {
         for (int block = 0; block < args.num_blocks; ++block) {

@@ -50,8 +50,19 @@ struct Sm90Cta {
   __device__ __forceinline__ std::uint32_t turn(int consumer) const {
     return barrier(2 * kMaxStages + 2 * kMaxUserSlots + consumer);
   }
+  __device__ __forceinline__ std::uint32_t full_tile(int slot) const {
+    return barrier(2 * kMaxStages + 2 * kMaxUserSlots + kConsumers + slot);
+  }
+  __device__ __forceinline__ std::uint32_t empty_tile(int slot) const {
+    return barrier(2 * kMaxStages + 2 * kMaxUserSlots + kConsumers + kTileSlots + slot);
+  }
   __device__ __forceinline__ std::uint32_t own_list() const {
     return barrier(kBarrierBytes / static_cast<int>(sizeof(std::uint64_t)));
+  }
+
+  // An AnnouncedTile: the list begins with them.
+  __device__ __forceinline__ std::uint32_t announced(int slot) const {
+    return own_list() + slot * static_cast<int>(sizeof(AnnouncedTile));
   }
 
   __device__ __forceinline__ bool is_async() const { return params.args.feed == BmmFeed::kAsync; }
@@ -63,6 +74,10 @@ struct Sm90Cta {
       device::mbarrier_init(empty(s), kWarps);
     }
     for (int c = 0; c < kConsumers; ++c) device::mbarrier_init(turn(c), kWarps);
+    for (int s = 0; s < kTileSlots; ++s) {
+      device::mbarrier_init(full_tile(s), 1);
+      device::mbarrier_init(empty_tile(s), kConsumers * kWarps);
+    }
     for (int s = 0; s < params.args.user_slots; ++s) {
       device::mbarrier_init(full_user(s), 1);
       device::mbarrier_init(empty_user(s), kConsumers * kWarps);
@@ -95,113 +110,9 @@ struct Sm90Cta {
   struct TileAt {
     Tile tile;
     int tile_p;
-    int consumer;
     bool is_new_user;  // or a new tile of P
+    bool ends_user;    // the last tile with its matrix
   };
-  __device__ __forceinline__ static bool has_columns(const TileAt& at) {
-    return at.tile.num_columns > 0;
-  }
-  // Cuts a CTA's share into tiles while walking over it, by whole warps: most neighbours have the
-  // same user. Users are asked for long before their tiles.
-  class TileCursor {
-   public:
-    __device__ __forceinline__ explicit TileCursor(const Sm90Cta& cta) : cta_(cta) {
-      const Sm90Args& args = cta.params.args;
-      const Share share = share_of_cta(args);
-      left_ = share.columns;
-      if (left_ == 0) return;
-      tile_p_ = share.tile_p;
-      position_ = args.divide_by_n(share.column);
-      column_ = share.column - position_ * args.n;
-      look_up(position_);
-    }
-    // The first one has no columns: so there is one place where tiles are cut.
-    __device__ __forceinline__ bool take(TileAt& at) {
-      if (left_ == 0) return false;
-      const Sm90Args& args = cta_.params.args;
-      at.is_new_user = next_columns_ > 0 && (next_user_ != user_ || starts_tile_p());
-      at.tile = {.user = next_user_,
-                 .first_cand = position_,
-                 .first_column = column_,
-                 .num_columns = next_columns_};
-      at.tile_p = tile_p_;
-      at.consumer = consumer_;
-      user_ = next_user_;
-      if (next_columns_ > 0) consumer_ ^= 1;
-      left_ -= next_columns_;
-      column_ += next_columns_;
-      const int passed = args.divide_by_n(column_);
-      position_ += passed;
-      column_ -= passed * args.n;
-      const bool is_end = position_ == args.num_candidates;
-      if (is_end) left_ -= args.padding;
-      if (left_ == 0) return true;
-      if (is_end) {
-        position_ = 0;
-        ++tile_p_;
-        look_up(0);
-      }
-#pragma unroll 1
-      while (position_ - first_ >= 32) {
-        users_[0] = users_[1];
-        first_ += 32;
-        users_[1] = user_at(first_ + 32);
-      }
-      find_next();
-      return true;
-    }
-    // Whether the tile that was taken last is the last one with its matrix.
-    __device__ __forceinline__ bool ends_user() const {
-      return left_ == 0 || starts_tile_p() || next_user_ != user_;
-    }
-
-   private:
-    __device__ __forceinline__ bool starts_tile_p() const { return position_ == 0 && column_ == 0; }
-    __device__ __forceinline__ int user_at(int first) const {
-      const Sm90Args& args = cta_.params.args;
-      const int position = first + static_cast<int>(threadIdx.x) % 32;
-      const CandList& list = cta_.list;
-      if (position >= list.end) return -1;
-      if (list.users != nullptr) return list.users[position];
-      return args.cand_to_user[list.cands[position]];
-    }
-    __device__ __forceinline__ void look_up(int first) {
-      first_ = first;
-      users_[0] = user_at(first);
-      users_[1] = user_at(first + 32);
-    }
-    __device__ __forceinline__ void find_next() {
-      const Sm90Args& args = cta_.params.args;
-      const int before = position_ - first_;
-      next_user_ = __shfl_sync(~0u, users_[0], before);
-      next_columns_ = min(left_, kTileColumns);
-      const int more_cands = args.divide_by_n(column_ + next_columns_ - 1);
-      if (more_cands > 0) {
-        std::uint64_t same = __ballot_sync(~0u, users_[0] == next_user_);
-        if (before + more_cands >= 32) {
-          same |= std::uint64_t{__ballot_sync(~0u, users_[1] == next_user_)} << 32;
-        }
-        // Past those at hand, the next tile begins.
-        const auto cands =
-            static_cast<unsigned>(__ffsll(static_cast<long long>(~(same >> before))) - 1);
-        const int taken = static_cast<int>(min(cands, static_cast<unsigned>(more_cands) + 1));
-        next_columns_ = min(next_columns_, taken * args.n - column_);
-      }
-    }
-
-    const Sm90Cta& cta_;
-    int left_;          // columns
-    int tile_p_ = 0;    // from here on of the next tile
-    int position_ = 0;  // of its first candidate in the list
-    int column_ = 0;    // of that candidate
-    int next_user_ = -1;
-    int next_columns_ = 0;
-    int user_ = -1;  // of the tile that was taken last
-    int consumer_ = 0;
-    int first_ = 0;  // position of the first of the users that are at hand, a lane each
-    int users_[2];
-  };
-
   struct Column {
     int cand;
     int n;

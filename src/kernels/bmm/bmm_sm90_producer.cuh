@@ -3,7 +3,7 @@
 // asynchronous copies of the producer's threads.
 #pragma once
 
-#include "kernels/bmm/bmm_sm90_cta.cuh"
+#include "kernels/bmm/bmm_sm90_tiles.cuh"
 #include "kernels/device/ptx_cp_async.cuh"
 #include "kernels/device/ptx_tma.cuh"
 
@@ -14,11 +14,9 @@ struct Sm90Producer : Sm90Cta<Traits> {
   using Cta = Sm90Cta<Traits>;
   using Column = typename Cta::Column;
   using TileAt = typename Cta::TileAt;
-  using TileCursor = typename Cta::TileCursor;
   using Cta::column_at;
   using Cta::empty;
   using Cta::full;
-  using Cta::has_columns;
   using Cta::params;
   using Cta::stage;
 
@@ -58,18 +56,20 @@ struct Sm90Producer : Sm90Cta<Traits> {
     const auto has_box = [&](const TileAt& at) { return lane * box_columns < at.tile.num_columns; };
     RingPosition ring;
     RingPosition user_ring;
-    TileCursor cursor(*this);
+    TileCursor<Traits> cursor(*this);
+    TileAnnouncer<Traits> announcer(*this, lane);
     TileAt at{};
     Column column{};
     for (bool has_next = true; has_next;) {
-      TileAt next;
+      TileAt next{};
       Column next_column{};
       has_next = cursor.take(next);
+      announcer.announce(has_next ? next : TileAt{});
       if (has_next && has_box(next)) next_column = column_at(next.tile, lane * box_columns);
       if (lane == 0 && at.is_new_user) load_user(at, user_ring);
       __syncwarp();
 #pragma unroll 1
-      for (int block = 0; has_columns(at) && block < args.num_blocks; ++block) {
+      for (int block = 0; at.tile.num_columns > 0 && block < args.num_blocks; ++block) {
         load_boxes(ring.slot, ring.phase, block, column, lane, has_box(at));
         ring.advance(args.stages);
       }
@@ -106,11 +106,13 @@ struct Sm90Producer : Sm90Cta<Traits> {
     RingPosition ring;  // of the first consumer's stages
     RingPosition second_ring;
     RingPosition user_ring;
-    TileCursor cursor(*this);
+    TileCursor<Traits> cursor(*this);
+    TileAnnouncer<Traits> announcer(*this, lane);
     for (TileAt at; cursor.take(at);) {
-      if (!has_columns(at)) continue;
+      announcer.announce(at);
       TileAt second;
-      const bool is_pair = !cursor.ends_user() && cursor.take(second);
+      const bool is_pair = !at.ends_user && cursor.take(second);
+      if (is_pair) announcer.announce(second);
       const bool has_box = first_column < at.tile.num_columns;
       const bool has_second = is_pair && first_column < second.tile.num_columns;
       const Column column = has_box ? column_at(at.tile, first_column) : Column{};
@@ -132,6 +134,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
         second_ring.advance(args.ring_stages);
       }
     }
+    announcer.end();
   }
 
   // What a thread copies of a tile: vector thread % 8 of rows thread / 8 + i * kRowsAtOnce. A row
@@ -189,9 +192,10 @@ struct Sm90Producer : Sm90Cta<Traits> {
   __device__ __forceinline__ void produce_copies(int thread) const {
     RingPosition ring;
     RingPosition user_ring;
-    TileCursor cursor(*this);
+    TileCursor<Traits> cursor(*this);
+    TileAnnouncer<Traits> announcer(*this, thread);
     for (TileAt at; cursor.take(at);) {
-      if (!has_columns(at)) continue;
+      if (thread < 32) announcer.announce(at);
       const Sources sources = find_sources(at, thread);
       if (thread == 0 && at.is_new_user) load_user(at, user_ring);
       __syncwarp();
@@ -203,6 +207,7 @@ struct Sm90Producer : Sm90Cta<Traits> {
         ring.advance(params.args.stages);
       }
     }
+    if (thread < 32) announcer.end();
     device::copy_async_commit();
     device::copy_async_wait<0>();
   }

@@ -50,8 +50,9 @@ ServedModels::Handle ServedModels::start(std::shared_ptr<const runtime::Model> m
   }
   auto started = std::make_unique<ServedModel>(std::move(model), options, std::move(counts));
   // The last to let go may be one of the model's own workers, which cannot wait for itself.
-  return {started.release(),
-          [this](ServedModel* ended) { background_.post([ended] { delete ended; }); }};
+  return {started.release(), [&background = background_](ServedModel* ended) {
+            background.post([ended] { delete ended; });
+          }};
 }
 
 void ServedModels::replace(std::string_view name, std::vector<Handle> versions) {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Ray cluster of two workers on this machine serves a package; one replica is killed under load.
 
-Runs in the environment of requirements/ray.txt and prints what came of it as JSON.
-usage: ray_cluster.py JSON   with server, package, ops_library, path, headers, bodies (hex), seconds
+Runs in the environment of requirements/ray.txt. Reads JSON from stdin (server, package,
+ops_library, path, headers, bodies in hex, seconds) and prints what came of it as JSON.
 """
 
 from __future__ import annotations
@@ -109,4 +109,4 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    print(json.dumps(main(json.load(sys.stdin))))

@@ -52,9 +52,16 @@ def test_a_killed_replica_loses_nothing(ranker: Served) -> None:
         "seconds": 8,
     }
     script = str(REPOSITORY / "tests/server/ray_cluster.py")
-    environment = os.environ | {"PYTHONPATH": f"{REPOSITORY / 'python'}:{REPOSITORY}"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{REPOSITORY / 'python'}:{REPOSITORY}",
+        "RAY_raylet_start_wait_time_s": "200",  # a busy machine
+    }
     ended = subprocess.run(
-        [PYTHON, script, json.dumps(options)], capture_output=True, text=True, env=environment
+        [PYTHON, script],
+        input=json.dumps(options),
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     said = json.loads(ended.stdout.splitlines()[-1])

@@ -95,7 +95,18 @@ $(KSERVE)/.installed: requirements/kserve.txt
 	touch $@
 
 test-kserve: setup-cpu $(KSERVE)/.installed  ## the server asked by KServe's own clients
-	IKBO_KSERVE_PYTHON=$(CURDIR)/$(KSERVE)/bin/python $(PY) -m pytest -q tests/server/test_kserve.py
+	IKBO_KSERVE_PYTHON=$(CURDIR)/$(KSERVE)/bin/python $(PY) -m pytest -q tests/server/test_kserve.py tests/server/test_kserve_manifests.py
+
+RAY := build/ray-venv
+$(RAY)/.installed: requirements/ray.txt
+	$(PY) -m venv --clear $(RAY)
+	$(RAY)/bin/pip install --disable-pip-version-check -r $<
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ikbo.pth
+	touch $@
+
+test-ray: setup-cpu $(RAY)/.installed  ## ikbo.ray on a Ray cluster of two workers on this machine
+	IKBO_RAY_PYTHON=$(CURDIR)/$(RAY)/bin/python $(PY) -m pytest -q tests/server/test_ray.py
 
 check-results: env  ## list the files of bench/results/ that are older than the code they measure
 	$(PY) tools/check_results.py
@@ -106,6 +117,8 @@ plots: env  ## draw bench/results/ into build/plots/
 nightly: setup  ## what takes too long for `make test`
 	$(PY) -m examples.movielens.ablation
 	$(PY) -m tests.transform.fuzz --seeds 2000 --results
+	test -f build/demo/ikbo.pt2 || $(PY) -m examples.movielens
+	$(PY) -m bench.soak build/demo/ikbo.pt2 --results
 
 test-torch: setup  ## operator tests under another PyTorch: make test-torch TORCH=2.15.0
 	@tools/test_torch.sh "$(TORCH)"

@@ -255,11 +255,20 @@ class GpuExecutor final : public Executor {
   std::vector<Tensor> run(const RunInputs& inputs) override {
     const c10::InferenceMode inference_mode;
     const c10::StreamGuard on_stream(stream_);
-    return model_->run([&](Loader& loader) {
-      std::vector<at::Tensor> outputs = to_host(loader.boxed_run(to_gpu(inputs)));
-      stream_.synchronize();
-      return outputs;
-    });
+    try {
+      return model_->run([&](Loader& loader) {
+        std::vector<at::Tensor> outputs = to_host(loader.boxed_run(to_gpu(inputs)));
+        stream_.synchronize();
+        return outputs;
+      });
+    } catch (const Error& error) {
+      try {
+        stream_.synchronize();  // a device that works can
+      } catch (const std::exception&) {
+        throw DeviceError(error.what());
+      }
+      throw;
+    }
   }
 
  private:

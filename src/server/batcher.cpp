@@ -6,6 +6,7 @@
 #include <exception>
 #include <future>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,6 +34,13 @@ AlignedBuffer row_of_least_values(const runtime::TensorSpec& spec) {
   return row;
 }
 
+// What a failed run means for its request.
+ErrorKind kind_of(const std::exception& failure) {
+  return dynamic_cast<const runtime::DeviceError*>(&failure) != nullptr
+             ? ErrorKind::kModelUnavailable
+             : ErrorKind::kExecutionFailed;
+}
+
 std::int64_t limit(std::int64_t wanted, std::int64_t range) {
   return wanted == 0 ? range : std::min(wanted, range);
 }
@@ -49,16 +57,19 @@ Batcher::Batcher(std::shared_ptr<const runtime::Model> model, const BatcherOptio
     for (int i = 0; i < options_.num_workers; ++i) {
       std::promise<void> is_warm;
       warm.push_back(is_warm.get_future());
-      workers_.emplace_back([this, is_warm = std::move(is_warm)]() mutable {
-        runtime::Session session(model_);
+      workers_.emplace_back([this, i, is_warm = std::move(is_warm)]() mutable {
+        std::optional<runtime::Session> session;
         try {
-          warm_up(session);
+          if (options_.on_worker_start) {
+            options_.on_worker_start(i);
+          }
+          warm_up(session.emplace(model_));
         } catch (...) {
           is_warm.set_exception(std::current_exception());
           return;
         }
         is_warm.set_value();
-        work(session);
+        work(*session);
       });
     }
     for (std::future<void>& worker : warm) {
@@ -249,10 +260,12 @@ void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
   const auto begin = Clock::now();
   std::vector<runtime::Response> responses;
   std::string error;
+  ErrorKind kind{};
   try {
     responses = run_together(session, entries);
   } catch (const std::exception& exception) {
     error = client_text(exception);
+    kind = kind_of(exception);
   }
   note_end(entries.size(), Clock::now() - begin);
   for (std::size_t i = 0; i < responses.size(); ++i) {
@@ -261,7 +274,7 @@ void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
   }
   if (!error.empty() && entries.size() == 1) {
     entries[0].request = {};
-    entries[0].done(RequestError(ErrorKind::kExecutionFailed, error));
+    entries[0].done(RequestError(kind, error));
   } else if (!error.empty()) {
     for (Entry& entry : entries) {
       std::vector<Entry> alone;

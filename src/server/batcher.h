@@ -45,6 +45,8 @@ struct BatcherOptions {
   std::chrono::microseconds max_wait{1000};
   std::size_t max_queue = 1024;  // waiting requests
   int num_workers = 1;           // runs at once
+  // Called by each worker's thread, before anything else, with its number; may be empty.
+  std::function<void(int)> on_worker_start = {};
 };
 
 // When an answer is of no more use.

@@ -11,7 +11,7 @@ namespace ikbo::server {
 BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes) {
   if (fields.is_chunked) {
     refuse(ErrorKind::kLengthRequired,
-           "the request must have a Content-Length; got Transfer-Encoding: chunked");
+           "the request must have a Content-Length; got a Transfer-Encoding");
   }
   const std::optional<Coding> coding = coding_of(fields.content_encoding);
   if (!coding.has_value()) {

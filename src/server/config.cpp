@@ -27,17 +27,26 @@ void add_time(CLI::App& app, const std::string& name, Duration& time, const std:
 }
 
 void add_model_flags(CLI::App& app, Config& config) {
-  app.add_option("--model", config.models,
+  app.add_option("--model", config.packages.files,
                  "Package (.pt2) to serve, under the name and version that it holds. Several: "
                  "repeat the flag; of one name, the last is served when no version is asked for")
-      ->required()
       ->check(CLI::ExistingFile);
+  app.add_option("--model-repository", config.packages.folders,
+                 "Folder of which every package (*.pt2, at any depth) is served; of one name, the "
+                 "latest version is served when none is asked for. Several: repeat the flag")
+      ->check(CLI::ExistingDirectory);
+  app.add_flag("--allow-repository-changes", config.allows_repository_changes,
+               "Let clients list, load and unload models of --model and --model-repository");
   app.add_option("--ops-library", config.model.ops_library,
                  "Path of libikbo_ops.so; needed when a package calls ikbo operators")
       ->check(CLI::ExistingFile);
   app.add_option("--workers", config.batcher.num_workers, "Runs of one model at once")
       ->check(CLI::Range(1, kMaxThreads))
       ->capture_default_str();
+  app.add_flag(
+      "--pin-workers", config.pins_workers,
+      "Give each worker of a model, with the threads of its runs, a share of the cores that "
+      "this process may use, and no other");
   app.add_option("--threads-per-run", config.model.threads_per_run,
                  "Threads inside one run; 0: a share of this process's cores for each worker")
       ->check(CLI::Range(0, kMaxThreads))
@@ -125,6 +134,12 @@ void fill_in(Config& config) {
   if (config.model.threads_per_run == 0 && std::getenv("OMP_NUM_THREADS") == nullptr) {
     config.model.threads_per_run = std::max(1, config.host.cores / config.batcher.num_workers);
   }
+  if (config.pins_workers) {
+    config.batcher.on_worker_start = [cores = find_cores(),
+                                      count = config.batcher.num_workers](int worker) {
+      pin_thread(share_of_worker(cores, worker, count));
+    };
+  }
   if (config.max_request_memory == 0) {
     config.max_request_memory = config.host.memory_bytes / 4;
   }
@@ -159,6 +174,9 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   try {
     refuse_unknown_variables(app);
     app.parse(argc, argv);
+    if (config.packages.files.empty() && config.packages.folders.empty()) {
+      throw CLI::RequiredError("--model or --model-repository");
+    }
   } catch (const CLI::ParseError& error) {
     exit_code = app.exit(error);
     return std::nullopt;

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "ikbo/runtime/model.h"
 #include "server/batcher.h"
@@ -13,14 +12,17 @@
 #include "server/host_resources.h"
 #include "server/http_server.h"
 #include "server/log.h"
+#include "server/package_files.h"
 #include "server/tls.h"
 
 namespace ikbo::server {
 
 struct Config {
-  std::vector<std::string> models;  // paths of packages
+  PackageSources packages;
+  bool allows_repository_changes = false;
   runtime::ModelOptions model;
   BatcherOptions batcher;
+  bool pins_workers = false;
   HttpOptions http;
   bool no_grpc = false;
   GrpcOptions grpc;

@@ -112,10 +112,25 @@ void Connection::read_head() {
   parser_->header_limit(kMaxHeadBytes);
   // The body is not the parser's. (boost::none refuses every body in Boost 1.74.)
   parser_->body_limit(std::numeric_limits<std::uint64_t>::max());
+  head_bytes_ = 0;
   stream_.tcp().expires_after(context_.options.read_timeout);
-  http::async_read_header(
-      stream_, buffer_, *parser_,
-      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_head(error); });
+  read_more_of_head();
+}
+
+// NOTE: the parser's own limit is for one line, however many there are.
+void Connection::read_more_of_head() {
+  http::async_read_some(stream_, buffer_, *parser_,
+                        [self = shared_from_this()](ErrorCode error, std::size_t bytes) {
+                          self->head_bytes_ += bytes;
+                          if (!error && self->head_bytes_ > kMaxHeadBytes) {
+                            error = http::error::header_limit;
+                          }
+                          if (error || self->parser_->is_header_done()) {
+                            self->on_head(error);
+                          } else {
+                            self->read_more_of_head();
+                          }
+                        });
 }
 
 void Connection::on_head(ErrorCode error) {
@@ -146,7 +161,8 @@ void Connection::on_head(ErrorCode error) {
 void Connection::start_body() {
   const auto& head = parser_->get();
   BodyFields fields;
-  fields.is_chunked = parser_->chunked();
+  // Chunked or any other: the body would have no length.
+  fields.is_chunked = head.find(http::field::transfer_encoding) != head.end();
   if (const auto length = parser_->content_length()) {
     fields.content_length = *length;
   }

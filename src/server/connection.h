@@ -63,6 +63,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void next_request();
   void on_first_bytes(ErrorCode error, std::size_t bytes);
   void read_head();
+  void read_more_of_head();
   void on_head(ErrorCode error);
   void start_body();
   void send_continue();
@@ -84,6 +85,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ConnectionContext& context_;
   boost::beast::flat_buffer buffer_;  // bytes received beyond what was asked for
   std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;
+  std::size_t head_bytes_ = 0;  // of this request, parsed so far
   BodyPlan plan_;
   std::shared_ptr<RequestBody> body_;
   std::optional<boost::beast::http::response<ReplyBody>> response_;

@@ -251,11 +251,14 @@ GrpcAnswer encode_grpc_infer(const Manifest& manifest, const InferCall& call,
   return answer;
 }
 
-inference::ServerMetadataResponse grpc_server_metadata(const std::string& version) {
+inference::ServerMetadataResponse grpc_server_metadata(
+    const std::string& version, const std::vector<std::string_view>& extensions) {
   inference::ServerMetadataResponse metadata;
   metadata.set_name(std::string(kServerName));
   metadata.set_version(version);
-  metadata.add_extensions(std::string(kBinaryExtension));
+  for (const std::string_view extension : extensions) {
+    metadata.add_extensions(std::string(extension));
+  }
   return metadata;
 }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ikbo/runtime/batch.h"
@@ -32,7 +33,8 @@ struct GrpcAnswer {
 GrpcAnswer encode_grpc_infer(const runtime::Manifest& manifest, const InferCall& call,
                              const runtime::Response& response);
 
-inference::ServerMetadataResponse grpc_server_metadata(const std::string& version);
+inference::ServerMetadataResponse grpc_server_metadata(
+    const std::string& version, const std::vector<std::string_view>& extensions);
 // `versions` are those of all served packages with this model's name.
 inference::ModelMetadataResponse grpc_model_metadata(const runtime::Manifest& manifest,
                                                      const std::vector<std::string>& versions);

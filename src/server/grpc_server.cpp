@@ -60,7 +60,7 @@ std::string address(const std::string& host, std::uint16_t port) {
 class GrpcServer::Impl {
  public:
   Impl(const GrpcOptions& options, const TlsOptions& tls, Core& core, const Logger& logger)
-      : service_(core), unknown_(core) {
+      : core_(core), service_(core), unknown_(core) {
     grpc_logger = &logger;
     gpr_set_log_function(log_for_grpc);
     grpc::EnableDefaultHealthCheckService(true);
@@ -79,11 +79,12 @@ class GrpcServer::Impl {
                "--host, --grpc-port: must be a free address of this machine; got ",
                address(options.host, options.port));
     port_ = static_cast<std::uint16_t>(port);
-    server_->GetHealthCheckService()->SetServingStatus(true);
-    server_->GetHealthCheckService()->SetServingStatus(InferenceService::service_full_name(), true);
+    core.models.watch([this] { show_health(); });
+    show_health();
   }
 
   ~Impl() {
+    core_.models.watch({});
     stop(std::chrono::milliseconds(0));
     stopper_.join();
     grpc_logger = nullptr;
@@ -106,6 +107,13 @@ class GrpcServer::Impl {
   bool wait_stopped() { return stopped_.wait_until(deadline_) == std::future_status::ready; }
 
  private:
+  void show_health() {
+    grpc::HealthCheckServiceInterface& health = *server_->GetHealthCheckService();
+    const bool is_ready = core_.is_ready();
+    health.SetServingStatus("", is_ready);
+    health.SetServingStatus(InferenceService::service_full_name(), is_ready);
+  }
+
   static void configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
     constexpr std::size_t kMax = std::numeric_limits<int>::max();
     builder.SetMaxReceiveMessageSize(static_cast<int>(std::min(options.max_message_bytes, kMax)));
@@ -121,6 +129,7 @@ class GrpcServer::Impl {
     builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
   }
 
+  Core& core_;
   GrpcService service_;
   UnknownMethods unknown_;
   std::unique_ptr<grpc::Server> server_;

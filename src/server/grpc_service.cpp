@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "server/repository_codec.h"
+
 namespace ikbo::server {
 namespace {
 
@@ -87,7 +89,7 @@ grpc::ServerUnaryReactor* GrpcService::ServerLive(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* GrpcService::ServerReady(grpc::CallbackServerContext* context,
                                                    const inference::ServerReadyRequest*,
                                                    inference::ServerReadyResponse* response) {
-  response->set_ready(!core_.is_stopping);
+  response->set_ready(core_.is_ready());
   return finish(context);
 }
 
@@ -95,8 +97,8 @@ grpc::ServerUnaryReactor* GrpcService::ModelReady(grpc::CallbackServerContext* c
                                                   const inference::ModelReadyRequest* request,
                                                   inference::ModelReadyResponse* response) {
   try {
-    core_.models.find(request->name(), request->version());
-    response->set_ready(!core_.is_stopping);
+    const auto model = core_.models.find(request->name(), request->version());
+    response->set_ready(!core_.is_stopping && model->is_ready());
   } catch (const RequestError&) {
     response->set_ready(false);
   }
@@ -106,7 +108,7 @@ grpc::ServerUnaryReactor* GrpcService::ModelReady(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* GrpcService::ServerMetadata(grpc::CallbackServerContext* context,
                                                       const inference::ServerMetadataRequest*,
                                                       inference::ServerMetadataResponse* response) {
-  *response = grpc_server_metadata(IKBO_VERSION);
+  *response = grpc_server_metadata(IKBO_VERSION, core_.extensions());
   return finish(context);
 }
 
@@ -114,9 +116,8 @@ grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext
                                                      const inference::ModelMetadataRequest* request,
                                                      inference::ModelMetadataResponse* response) {
   try {
-    const ServedModel& model = core_.models.find(request->name(), request->version());
-    *response =
-        grpc_model_metadata(model.manifest(), core_.models.versions(model.manifest().model_name));
+    const auto model = core_.models.find(request->name(), request->version());
+    *response = grpc_model_metadata(model->manifest(), core_.models.versions(request->name()));
     return finish(context);
   } catch (const RequestError& error) {
     return finish(context, status_of(error));
@@ -140,18 +141,18 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
                          grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
   auto message = parse(request, core_.request_memory);
-  ServedModel& model = core_.models.find(message->model_name(), message->model_version());
+  const auto model = core_.models.find(message->model_name(), message->model_version());
   try {
-    auto call = std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(message)));
+    auto call = std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(message)));
     runtime::Request inputs = std::move(call->request);
-    model.batcher.submit(std::move(inputs),
-                         [=, this, &model](const Batcher::Outcome& outcome) {
-                           reactor->Finish(answer(model, *call, outcome, response));
-                         },
-                         {.deadline = deadline_of(*context, *call),
-                          .is_abandoned = [context] { return context->IsCancelled(); }});
+    model->submit(std::move(inputs),
+                  [=, this](const Batcher::Outcome& outcome) {
+                    reactor->Finish(answer(*model, *call, outcome, response));
+                  },
+                  {.deadline = deadline_of(*context, *call),
+                   .is_abandoned = [context] { return context->IsCancelled(); }});
   } catch (const RequestError& error) {
-    model.metrics.requests.count(info_of(error.kind()).status);
+    model->metrics.requests.count(info_of(error.kind()).status);
     throw;
   }
 }
@@ -174,6 +175,60 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
   }
   model.metrics.requests.count(200);
   return grpc::Status::OK;
+}
+
+grpc::ServerUnaryReactor* GrpcService::RepositoryIndex(
+    grpc::CallbackServerContext* context, const inference::RepositoryIndexRequest* request,
+    inference::RepositoryIndexResponse* response) {
+  try {
+    for (const IndexEntry& entry : core_.changeable_repository().index(request->ready())) {
+      auto& model = *response->add_models();
+      model.set_name(entry.name);
+      model.set_version(entry.version);
+      model.set_state(std::string(entry.state));
+      model.set_reason(entry.reason);
+    }
+    return finish(context);
+  } catch (const RequestError& error) {
+    return finish(context, status_of(error));
+  }
+}
+
+template <typename Parameters>
+grpc::ServerUnaryReactor* GrpcService::change_repository(
+    grpc::CallbackServerContext* context, std::string_view action, const Parameters& parameters,
+    const std::function<void(ModelRepository&, ModelRepository::Done)>& change) {
+  try {
+    ModelRepository& repository = core_.changeable_repository();
+    for (const auto& [name, value] : parameters) {
+      check_repository_parameter(action, name);
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    change(repository, [this, reactor](const std::optional<RequestError>& error) {
+      reactor->Finish(error.has_value() ? status_of(*error) : grpc::Status::OK);
+    });
+    return reactor;
+  } catch (const RequestError& error) {
+    return finish(context, status_of(error));
+  }
+}
+
+grpc::ServerUnaryReactor* GrpcService::RepositoryModelLoad(
+    grpc::CallbackServerContext* context, const inference::RepositoryModelLoadRequest* request,
+    inference::RepositoryModelLoadResponse*) {
+  return change_repository(context, "load", request->parameters(),
+                           [&](ModelRepository& repository, ModelRepository::Done done) {
+                             repository.load(request->model_name(), std::move(done));
+                           });
+}
+
+grpc::ServerUnaryReactor* GrpcService::RepositoryModelUnload(
+    grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest* request,
+    inference::RepositoryModelUnloadResponse*) {
+  return change_repository(context, "unload", request->parameters(),
+                           [&](ModelRepository& repository, ModelRepository::Done done) {
+                             repository.unload(request->model_name(), std::move(done));
+                           });
 }
 
 grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(

@@ -8,6 +8,7 @@
 #include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -30,7 +31,10 @@ using CallbackService = InferenceService::WithCallbackMethod_ServerLive<
             InferenceService::WithCallbackMethod_ServerMetadata<
                 InferenceService::WithCallbackMethod_ModelMetadata<
                     InferenceService::WithRawCallbackMethod_ModelInfer<
-                        InferenceService::Service>>>>>>;
+                        InferenceService::WithCallbackMethod_RepositoryIndex<
+                            InferenceService::WithCallbackMethod_RepositoryModelLoad<
+                                InferenceService::WithCallbackMethod_RepositoryModelUnload<
+                                    InferenceService::Service>>>>>>>>>;
 
 class GrpcService final : public CallbackService {
  public:
@@ -54,6 +58,15 @@ class GrpcService final : public CallbackService {
   grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* context,
                                        const grpc::ByteBuffer* request,
                                        grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
+                                            const inference::RepositoryIndexRequest* request,
+                                            inference::RepositoryIndexResponse* response) override;
+  grpc::ServerUnaryReactor* RepositoryModelLoad(
+      grpc::CallbackServerContext* context, const inference::RepositoryModelLoadRequest* request,
+      inference::RepositoryModelLoadResponse* response) override;
+  grpc::ServerUnaryReactor* RepositoryModelUnload(
+      grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest* request,
+      inference::RepositoryModelUnloadResponse* response) override;
 
  private:
   // Counts the error.
@@ -62,6 +75,12 @@ class GrpcService final : public CallbackService {
               grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor);
   grpc::Status answer(ServedModel& model, const InferCall& call, const Batcher::Outcome& outcome,
                       grpc::ByteBuffer* response) const;
+
+  // Calls `change`, and answers the call when that is done. Its request has `parameters`.
+  template <typename Parameters>
+  grpc::ServerUnaryReactor* change_repository(
+      grpc::CallbackServerContext* context, std::string_view action, const Parameters& parameters,
+      const std::function<void(ModelRepository&, ModelRepository::Done)>& change);
 
   Core& core_;
 };

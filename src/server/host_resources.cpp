@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <set>
+#include <map>
 #include <sstream>
+
+#include "ikbo/error.h"
 
 namespace ikbo::server {
 namespace {
@@ -68,22 +71,6 @@ void limit_by_path(const std::string& root, std::string path, HostResources& res
   }
 }
 
-// Cores of the processors in `mask`: two processors of one core name the same siblings.
-int count_cores(const cpu_set_t& mask) {
-  std::set<std::string> siblings;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(cpu, &mask)) {
-      const std::string name = "cpu" + std::to_string(cpu);
-      std::string path = "/sys/devices/system/cpu/";
-      path.append(name).append("/topology/thread_siblings_list");
-      std::ifstream file(path);
-      std::string list;
-      siblings.insert(std::getline(file, list) ? list : name);
-    }
-  }
-  return static_cast<int>(siblings.size());
-}
-
 }  // namespace
 
 HostResources limit_by_cgroup(const HostResources& machine, const std::string& own_cgroups,
@@ -115,14 +102,68 @@ HostResources limit_by_cgroup(const HostResources& machine, const std::string& o
 
 HostResources find_host_resources() {
   HostResources machine;
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  const bool has_mask = pthread_getaffinity_np(pthread_self(), sizeof(mask), &mask) == 0;
   const long online = sysconf(_SC_NPROCESSORS_ONLN);
-  machine.cores = std::max(1, has_mask ? count_cores(mask) : static_cast<int>(online));
+  const std::size_t cores = find_cores().size();
+  machine.cores = std::max(1, cores > 0 ? static_cast<int>(cores) : static_cast<int>(online));
   machine.memory_bytes = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
                          static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   return limit_by_cgroup(machine, "/proc/self/cgroup", "/sys/fs/cgroup");
+}
+
+std::vector<CpuSet> find_cores() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (pthread_getaffinity_np(pthread_self(), sizeof(mask), &mask) != 0) {
+    return {};
+  }
+  std::vector<CpuSet> cores;
+  std::map<std::string, std::size_t> places;  // two processors of one core name the same siblings
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &mask)) {
+      const std::string name = "cpu" + std::to_string(cpu);
+      std::string path = "/sys/devices/system/cpu/";
+      path.append(name).append("/topology/thread_siblings_list");
+      std::ifstream file(path);
+      std::string list;
+      const auto [place, is_new] =
+          places.emplace(std::getline(file, list) ? list : name, cores.size());
+      if (is_new) {
+        cores.emplace_back();
+      }
+      cores[place->second].push_back(cpu);
+    }
+  }
+  return cores;
+}
+
+CpuSet share_of_worker(const std::vector<CpuSet>& cores, int worker, int num_workers) {
+  if (cores.empty()) {
+    return {};
+  }
+  const auto index = static_cast<std::size_t>(worker);
+  const auto count = static_cast<std::size_t>(num_workers);
+  std::size_t first = index * cores.size() / count;
+  std::size_t last = (index + 1) * cores.size() / count;
+  if (cores.size() < count) {
+    first = index % cores.size();
+    last = first + 1;
+  }
+  CpuSet share;
+  for (std::size_t core = first; core < last; ++core) {
+    share.insert(share.end(), cores[core].begin(), cores[core].end());
+  }
+  return share;
+}
+
+void pin_thread(const CpuSet& cpus) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int cpu : cpus) {
+    CPU_SET(cpu, &mask);
+  }
+  const int error = pthread_setaffinity_np(pthread_self(), sizeof(mask), &mask);
+  IKBO_CHECK(error == 0, "--pin-workers: the processors must be this process's to use; got ",
+             std::strerror(error));
 }
 
 }  // namespace ikbo::server

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 namespace ikbo::server {
 
@@ -20,5 +21,16 @@ HostResources limit_by_cgroup(const HostResources& machine, const std::string& o
                               const std::string& root);
 
 HostResources find_host_resources();
+
+// A core by the processors (the threads that it runs at once) of it that this process may use.
+using CpuSet = std::vector<int>;
+
+// Those that the affinity mask allows, in the order of their first processors.
+std::vector<CpuSet> find_cores();
+// The processors of the share that one of `num_workers` has in `cores`: neighbours, no core in two
+// shares, unless there are fewer cores than workers.
+CpuSet share_of_worker(const std::vector<CpuSet>& cores, int worker, int num_workers);
+// The calling thread, and those that it starts from here on, run there alone. Throws ikbo::Error.
+void pin_thread(const CpuSet& cpus);
 
 }  // namespace ikbo::server

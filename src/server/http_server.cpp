@@ -78,19 +78,22 @@ class HttpServer::Impl {
         strand_(asio::make_strand(io_)),
         acceptor_(strand_),
         signals_(strand_, SIGTERM, SIGINT),
+        hangups_(strand_, SIGHUP),
         timer_(strand_) {
     listen();
   }
 
   std::uint16_t port() const { return acceptor_.local_endpoint().port(); }
 
-  bool run(const std::function<void()>& on_stop) {
+  bool run(const std::function<void()>& on_stop, const std::function<void()>& on_hangup) {
     on_stop_ = on_stop;
+    on_hangup_ = on_hangup;
     signals_.async_wait([this](error_code error, int signal) {
       if (!error) {
         stop(signal);
       }
     });
+    wait_for_hangup();
     accept();
     std::vector<std::thread> threads;
     for (int i = 1; i < options_.num_threads; ++i) {
@@ -116,6 +119,15 @@ class HttpServer::Impl {
       IKBO_CHECK(false, "--host, --port: must be a free address of this machine; got ",
                  options_.host, ":", options_.port, ": ", error.code().message());
     }
+  }
+
+  void wait_for_hangup() {
+    hangups_.async_wait([this](error_code error, int) {
+      if (!error) {
+        on_hangup_();
+        wait_for_hangup();
+      }
+    });
   }
 
   void accept() {
@@ -237,6 +249,7 @@ class HttpServer::Impl {
   const std::unique_ptr<asio::ssl::context> tls_;
   ConnectionContext context_;
   std::function<void()> on_stop_;
+  std::function<void()> on_hangup_;
   std::mutex mutex_;
   // Guarded by mutex_:
   std::unordered_map<Connection*, std::weak_ptr<Connection>> connections_;
@@ -246,6 +259,7 @@ class HttpServer::Impl {
   asio::strand<asio::io_context::executor_type> strand_;
   tcp::acceptor acceptor_;
   asio::signal_set signals_;
+  asio::signal_set hangups_;
   asio::steady_timer timer_;
 };
 
@@ -260,6 +274,8 @@ HttpServer::HttpServer(const HttpOptions& options, const TlsOptions& tls, Router
     : impl_(std::make_unique<Impl>(options, tls, router, core, logger)) {}
 HttpServer::~HttpServer() = default;
 std::uint16_t HttpServer::port() const { return impl_->port(); }
-bool HttpServer::run(const std::function<void()>& on_stop) { return impl_->run(on_stop); }
+bool HttpServer::run(const std::function<void()>& on_stop, const std::function<void()>& on_hangup) {
+  return impl_->run(on_stop, on_hangup);
+}
 
 }  // namespace ikbo::server

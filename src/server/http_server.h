@@ -43,8 +43,8 @@ class HttpServer {
 
   // Serves until SIGTERM or SIGINT. Then calls `on_stop`, closes the listening socket and idle
   // connections and finishes the requests under way. False: some were still under way after
-  // drain_timeout, and their callbacks may still come.
-  bool run(const std::function<void()>& on_stop);
+  // drain_timeout, and their callbacks may still come. Calls `on_hangup` at every SIGHUP.
+  bool run(const std::function<void()>& on_stop, const std::function<void()>& on_hangup);
 
  private:
   class Impl;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "ikbo/error.h"
 #include "ikbo/runtime/model.h"
 #include "server/config.h"
 #include "server/core.h"
@@ -31,21 +32,22 @@ void keep_freed_memory(const HostResources& host) {
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(std::min(1024 * kMebibyte, host.memory_bytes / 8)));
 }
 
-void load_models(const Config& config, const Logger& logger, ServedModels& models) {
-  for (const std::string& path : config.models) {
-    const auto package = runtime::Package::open(path);
-    models.add(runtime::Model::load(package, config.model), config.batcher);
-    const runtime::Manifest& manifest = package.manifest();
-    logger.write(LogLevel::kInfo, "model_loaded",
-                 {{"path", path},
-                  {"model", manifest.model_name},
-                  {"version", manifest.model_version},
-                  {"max_users", manifest.max_users},
-                  {"max_candidates", manifest.max_candidates}});
-  }
+// What parse_config was given, to be read again.
+struct Arguments {
+  int count;
+  const char* const* values;
+};
+
+PackageSources read_sources(const Arguments& arguments) {
+  int exit_code = EXIT_SUCCESS;
+  const auto config = parse_config(arguments.count, arguments.values, exit_code);
+  IKBO_CHECK(config.has_value(),
+             "SIGHUP: the configuration must be free of errors; stderr has what is wrong with it");
+  return config->packages;
 }
 
-void serve_until_stopped(const Config& config, const Logger& logger, Core& core) {
+void serve_until_stopped(const Config& config, const Arguments& arguments, const Logger& logger,
+                         Core& core) {
   Router router(core);
   HttpServer http(config.http, config.tls, router, core, logger);
   std::optional<GrpcServer> grpc;
@@ -57,12 +59,16 @@ void serve_until_stopped(const Config& config, const Logger& logger, Core& core)
                 {"port", http.port()},
                 {"grpc_port", grpc.has_value() ? std::to_string(grpc->port()) : "none"},
                 {"tls", config.tls.is_enabled() ? "on" : "off"}});
-  const bool is_http_drained = http.run([&] {
+  const auto on_stop = [&] {
     core.is_stopping = true;
     if (grpc.has_value()) {
       grpc->stop(config.http.drain_timeout);
     }
-  });
+  };
+  const auto on_hangup = [&] {
+    core.repository->reread([arguments] { return read_sources(arguments); });
+  };
+  const bool is_http_drained = http.run(on_stop, on_hangup);
   const bool is_drained = is_http_drained && (!grpc.has_value() || grpc->wait_stopped());
   if (!is_drained) {
     logger.write(LogLevel::kError, "drain_timed_out",
@@ -74,15 +80,13 @@ void serve_until_stopped(const Config& config, const Logger& logger, Core& core)
 
 int check(const Config& config) {
   check_tls(config.tls);
-  for (const std::string& path : config.models) {
-    runtime::Package::open(path);
-  }
+  find_packages(config.packages);
   std::printf("# this process has %d cores and %zu bytes of memory\n%s", config.host.cores,
               config.host.memory_bytes, config.text.c_str());
   return EXIT_SUCCESS;
 }
 
-int serve(const Config& config, const Logger& logger) {
+int serve(const Config& config, const Arguments& arguments, const Logger& logger) {
   check_tls(config.tls);
   logger.write(LogLevel::kInfo, "starting",
                {{"cores", config.host.cores},
@@ -91,8 +95,17 @@ int serve(const Config& config, const Logger& logger) {
                 {"threads_per_run", config.model.threads_per_run},
                 {"max_request_memory", config.max_request_memory}});
   Core core(config.max_request_memory);
-  load_models(config, logger, core.models);
-  serve_until_stopped(config, logger, core);
+  core.repository.emplace(RepositoryOptions{.sources = config.packages,
+                                            .load =
+                                                [&config](const runtime::Package& package) {
+                                                  return runtime::Model::load(package,
+                                                                              config.model);
+                                                },
+                                            .batcher = config.batcher,
+                                            .allows_changes = config.allows_repository_changes},
+                          core.models, core.background, logger);
+  core.repository->load_all();
+  serve_until_stopped(config, arguments, logger, core);
   logger.write(LogLevel::kInfo, "stopped");
   return EXIT_SUCCESS;
 }
@@ -109,7 +122,8 @@ int main(int argc, char** argv) {
   const ikbo::server::Logger logger(config->log_level);
   ikbo::server::keep_freed_memory(config->host);
   try {
-    return config->is_check ? ikbo::server::check(*config) : ikbo::server::serve(*config, logger);
+    return config->is_check ? ikbo::server::check(*config)
+                            : ikbo::server::serve(*config, {argc, argv}, logger);
   } catch (const std::exception& error) {
     logger.write(ikbo::server::LogLevel::kError, "failed", {{"error", error.what()}});
     return EXIT_FAILURE;

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,6 +68,7 @@ struct LabelledMetrics {
   std::string model;
   std::string version;
   const ModelMetrics* metrics = nullptr;
+  std::shared_ptr<const void> owner = nullptr;  // of the metrics; null: the caller
 };
 
 // The whole page, in the text exposition format 0.0.4.

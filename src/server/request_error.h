@@ -13,6 +13,7 @@ namespace ikbo::server {
 
 enum class ErrorKind : std::int8_t {
   kBadRequest,           // not HTTP, not the protocol, or tensors that do not fit the model
+  kForbidden,            // the server's configuration does not allow it
   kNotFound,             // no such path, model or version
   kMethodNotAllowed,     // the path exists, not for this method
   kLengthRequired,       // a body without Content-Length
@@ -21,6 +22,8 @@ enum class ErrorKind : std::int8_t {
   kQueueFull,            // --max-queue requests of the model are waiting
   kHeadersTooLarge,      // request line and header fields over the limit
   kExecutionFailed,      // the model's run failed
+  kLoadFailed,           // a model could not be loaded
+  kModelUnavailable,     // the model's device failed: it is being loaded again
   kOutOfMemory,          // no memory for a request or its answer
   kDeadlineExceeded,     // the client's deadline passed before the run
   kConnectionLimit,      // --max-connections are open
@@ -28,7 +31,7 @@ enum class ErrorKind : std::int8_t {
   kTimeout,              // the client was too slow: the connection is closed without an answer
   kDisconnected,         // the client went away in the middle of a request or of its answer
 };
-inline constexpr int kNumErrorKinds = 15;
+inline constexpr int kNumErrorKinds = 18;
 
 struct ErrorKindInfo {
   std::string_view name;  // label value in /metrics
@@ -41,6 +44,7 @@ enum GrpcStatus : std::int8_t {
   kGrpcInvalidArgument = 3,
   kGrpcDeadlineExceeded = 4,
   kGrpcNotFound = 5,
+  kGrpcPermissionDenied = 7,
   kGrpcResourceExhausted = 8,
   kGrpcUnimplemented = 12,
   kGrpcInternal = 13,
@@ -50,6 +54,7 @@ enum GrpcStatus : std::int8_t {
 inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
   constexpr ErrorKindInfo kInfos[kNumErrorKinds] = {
       {"bad_request", 400, kGrpcInvalidArgument},
+      {"forbidden", 403, kGrpcPermissionDenied},
       {"not_found", 404, kGrpcNotFound},
       {"method_not_allowed", 405, kGrpcUnimplemented},
       {"length_required", 411, kGrpcInvalidArgument},
@@ -58,6 +63,8 @@ inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
       {"queue_full", 429, kGrpcResourceExhausted},
       {"headers_too_large", 431, kGrpcResourceExhausted},
       {"execution_failed", 500, kGrpcInternal},
+      {"load_failed", 500, kGrpcInternal},
+      {"model_unavailable", 503, kGrpcUnavailable},
       {"out_of_memory", 503, kGrpcResourceExhausted},
       {"deadline_exceeded", 504, kGrpcDeadlineExceeded},
       {"connection_limit", 503, kGrpcUnavailable},

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/repository_codec.h"
 #include "server/v2_codec.h"
 
 namespace ikbo::server {
@@ -74,8 +75,13 @@ struct Router::Path {
     return std::equal(segments.begin(), segments.end(), other.begin(), other.end());
   }
 
+  bool is_of_repository() const {
+    return segments.size() >= 2 && segments[0] == "v2" && segments[1] == "repository";
+  }
+
   std::string_view allowed_method() const {
-    return !segments.empty() && segments.back() == "infer" ? "POST" : "GET";
+    const bool is_infer = !segments.empty() && segments.back() == "infer";
+    return is_infer || is_of_repository() ? "POST" : "GET";
   }
 
   void require_method(const HttpRequest& request) const {
@@ -109,15 +115,15 @@ HttpReply Router::error_reply(const RequestError& error) const {
   core_.metrics.count(error.kind());
   HttpReply reply = json_reply(encode_error(error.what()));
   reply.status = info_of(error.kind()).status;
-  if (error.kind() == ErrorKind::kQueueFull) {
+  if (error.kind() == ErrorKind::kQueueFull || error.kind() == ErrorKind::kModelUnavailable) {
     reply.headers.emplace_back("Retry-After", "1");
   }
   return reply;
 }
 
-HttpReply Router::ready_reply(std::string text) const {
+HttpReply Router::ready_reply(bool is_ready, std::string text) {
   HttpReply reply = json_reply(std::move(text));
-  reply.status = core_.is_stopping ? 503 : 200;
+  reply.status = is_ready ? 200 : 503;
   return reply;
 }
 
@@ -125,13 +131,17 @@ void Router::route(const Path& path, HttpRequest& request, const Finish& finish)
   if (path.segments.size() >= 3 && path.segments[0] == "v2" && path.segments[1] == "models") {
     return route_model(path, request, finish);
   }
+  if (path.is_of_repository()) {
+    return route_repository(path, request, finish);
+  }
   HttpReply reply;
   if (path.is({"v2"})) {
-    reply = json_reply(encode_server_metadata(IKBO_VERSION));
+    reply = json_reply(encode_server_metadata(IKBO_VERSION, core_.extensions()));
   } else if (path.is({"v2", "health", "live"})) {
     reply = json_reply(encode_flag("live", true));
   } else if (path.is({"v2", "health", "ready"})) {
-    reply = ready_reply(encode_flag("ready", !core_.is_stopping));
+    const bool is_ready = core_.is_ready();
+    reply = ready_reply(is_ready, encode_flag("ready", is_ready));
   } else if (path.is({"metrics"})) {
     reply = json_reply(write_metrics(core_.metrics, core_.models.metrics()));
     reply.content_type = "text/plain; version=0.0.4";
@@ -151,37 +161,62 @@ void Router::route_model(const Path& path, HttpRequest& request, const Finish& f
       !(action.empty() || action == "ready" || action == "infer")) {
     refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
   }
-  ServedModel& model = core_.models.find(segments[2], has_version ? segments[4] : "");
+  const auto model = core_.models.find(segments[2], has_version ? segments[4] : "");
   path.require_method(request);
   if (action == "infer") {
     infer(model, request, finish);
   } else if (action == "ready") {
-    finish_now(finish, ready_reply(encode_model_ready(model.manifest(), !core_.is_stopping)));
+    const bool is_ready = !core_.is_stopping && model->is_ready();
+    finish_now(finish, ready_reply(is_ready, encode_model_ready(model->manifest(), is_ready)));
   } else {
-    finish_now(finish, json_reply(encode_model_metadata(
-                           model.manifest(), core_.models.versions(model.manifest().model_name))));
+    finish_now(finish, json_reply(encode_model_metadata(model->manifest(),
+                                                        core_.models.versions(segments[2]))));
   }
 }
 
-void Router::infer(ServedModel& model, HttpRequest& request, const Finish& finish) {
+void Router::route_repository(const Path& path, HttpRequest& request, const Finish& finish) {
+  const std::vector<std::string>& segments = path.segments;
+  const bool is_index = path.is({"v2", "repository", "index"});
+  const std::string action = segments.size() == 5 && segments[2] == "models" ? segments[4] : "";
+  if (!is_index && action != "load" && action != "unload") {
+    refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
+  }
+  path.require_method(request);
+  ModelRepository& repository = core_.changeable_repository();
+  if (is_index) {
+    return finish_now(finish,
+                      json_reply(encode_index(repository.index(read_ready_only(*request.body)))));
+  }
+  check_repository_parameters(action, *request.body);
+  const auto done = [this, finish](const std::optional<RequestError>& error) {
+    finish_now(finish, error.has_value() ? error_reply(*error) : json_reply(""));
+  };
+  if (action == "load") {
+    repository.load(segments[3], done);
+  } else {
+    repository.unload(segments[3], done);
+  }
+}
+
+void Router::infer(const ServedModels::Handle& model, HttpRequest& request, const Finish& finish) {
   try {
     auto call =
-        std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(request.body)));
+        std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(request.body)));
     runtime::Request inputs = std::move(call->request);
     RequestTerms terms;
     if (call->timeout.has_value()) {
       terms.deadline = Batcher::Clock::now() + *call->timeout;
     }
-    model.batcher.submit(
+    model->submit(
         std::move(inputs),
-        [this, &model, call, finish](Batcher::Outcome outcome) {
-          finish([this, &model, call, outcome = std::move(outcome)] {
-            return infer_reply(model, *call, outcome);
+        [this, model, call, finish](Batcher::Outcome outcome) {
+          finish([this, model, call, outcome = std::move(outcome)] {
+            return infer_reply(*model, *call, outcome);
           });
         },
         std::move(terms));
   } catch (const RequestError& error) {
-    model.metrics.requests.count(info_of(error.kind()).status);
+    model->metrics.requests.count(info_of(error.kind()).status);
     throw;
   }
 }

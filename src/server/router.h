@@ -26,10 +26,11 @@ class Router {
 
   void route(const Path& path, HttpRequest& request, const Finish& finish);
   void route_model(const Path& path, HttpRequest& request, const Finish& finish);
-  void infer(ServedModel& model, HttpRequest& request, const Finish& finish);
+  void route_repository(const Path& path, HttpRequest& request, const Finish& finish);
+  void infer(const ServedModels::Handle& model, HttpRequest& request, const Finish& finish);
   HttpReply infer_reply(ServedModel& model, const struct InferCall& call,
                         const Batcher::Outcome& outcome) const;
-  HttpReply ready_reply(std::string text) const;
+  static HttpReply ready_reply(bool is_ready, std::string text);
 
   Core& core_;
 };

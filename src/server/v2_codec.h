@@ -32,7 +32,8 @@ struct InferAnswer {
 InferAnswer encode_infer(const runtime::Manifest& manifest, const InferCall& call,
                          const runtime::Response& response);
 
-std::string encode_server_metadata(std::string_view version);
+std::string encode_server_metadata(std::string_view version,
+                                   const std::vector<std::string_view>& extensions);
 // `versions` are those of all served packages with this model's name.
 std::string encode_model_metadata(const runtime::Manifest& manifest,
                                   const std::vector<std::string>& versions);

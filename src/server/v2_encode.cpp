@@ -76,14 +76,18 @@ InferAnswer encode_infer(const runtime::Manifest& manifest, const InferCall& cal
   return answer;
 }
 
-std::string encode_server_metadata(std::string_view version) {
+std::string encode_server_metadata(std::string_view version,
+                                   const std::vector<std::string_view>& extensions) {
   std::string json;
   JsonWriter writer(json);
   writer.begin_object();
   writer.key("name").string(kServerName);
   writer.key("version").string(version);
-  writer.key("extensions").begin_array().string(kBinaryExtension).end_array();
-  writer.end_object();
+  writer.key("extensions").begin_array();
+  for (const std::string_view extension : extensions) {
+    writer.string(extension);
+  }
+  writer.end_array().end_object();
   return json;
 }
 

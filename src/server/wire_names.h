@@ -12,6 +12,7 @@ namespace ikbo::server {
 inline constexpr std::string_view kServerName = "ikbo-server";
 inline constexpr std::string_view kPlatform = "pytorch_aotinductor";
 inline constexpr std::string_view kBinaryExtension = "binary_tensor_data";
+inline constexpr std::string_view kRepositoryExtension = "model_repository";
 
 // "FP32" for DType::kFloat32 and so on.
 std::string_view wire_name(DType dtype);

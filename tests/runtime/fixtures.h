@@ -39,6 +39,7 @@ class TempFolder {
 
   // Writes a file and returns its path.
   std::string write(const std::string& name, const std::vector<std::byte>& bytes) const;
+  const std::string& path() const { return path_; }
 
  private:
   std::string path_;

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import threading
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,6 +148,22 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
+
+
+def place(package: Path, path: Path, *, version: str, torch: str | None = None) -> Path:
+    """A copy of the package as another version, put at `path` at once as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    with zipfile.ZipFile(package) as source, zipfile.ZipFile(unfinished, "w") as copy:
+        for entry in source.infolist():
+            content = source.read(entry)
+            if entry.filename.endswith("/extra/ikbo/manifest.json"):
+                manifest = json.loads(content)
+                manifest["model"]["version"] = version
+                manifest["torch_version"] = torch or manifest["torch_version"]
+                content = json.dumps(manifest).encode()
+            copy.writestr(entry, content)
+    return unfinished.rename(path)
 
 
 def server_path() -> Path:

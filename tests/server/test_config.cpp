@@ -73,7 +73,7 @@ TEST_F(ConfigTest, ReadsAFile) {
                          "\nport = 81\nno-grpc = true\nmax-wait-us = 7\nlog-level = debug\n");
   const auto config = parse({"--config", path("good.conf")});
   ASSERT_TRUE(config.has_value()) << output_;
-  EXPECT_EQ(config->models, (std::vector<std::string>{path("a.pt2"), path("b # c.pt2")}));
+  EXPECT_EQ(config->packages.files, (std::vector<std::string>{path("a.pt2"), path("b # c.pt2")}));
   EXPECT_EQ(config->http.port, 81);
   EXPECT_TRUE(config->no_grpc);
   EXPECT_EQ(config->batcher.max_wait, std::chrono::microseconds(7));
@@ -89,7 +89,7 @@ TEST_F(ConfigTest, CommandLineBeforeEnvironmentBeforeFile) {
   set("IKBO_OPTION_NO_GRPC", "true");
   const auto config = parse({"--port", "100"});
   ASSERT_TRUE(config.has_value()) << output_;
-  EXPECT_EQ(config->models, std::vector<std::string>{path("a.pt2")});
+  EXPECT_EQ(config->packages.files, std::vector<std::string>{path("a.pt2")});
   EXPECT_EQ(config->http.port, 100);
   EXPECT_EQ(config->grpc.port, 20);
   EXPECT_EQ(config->batcher.num_workers, 3);
@@ -131,7 +131,7 @@ TEST_F(ConfigTest, TheTextIsAFileOfTheSameMeaning) {
   const auto second = parse({"--config", path("again.conf")});
   ASSERT_TRUE(second.has_value()) << output_ << first->text;
   EXPECT_EQ(second->text, first->text);
-  EXPECT_EQ(second->models, first->models);
+  EXPECT_EQ(second->packages.files, first->packages.files);
   EXPECT_EQ(second->http.port, 81);
   EXPECT_TRUE(second->no_grpc);
   expect_contains(second->text, "max-queue = 1024\n");

@@ -66,7 +66,7 @@ TEST(Encode, RefusesValuesThatJsonDoesNotHave) {
 }
 
 TEST(Encode, WritesMetadata) {
-  EXPECT_EQ(encode_server_metadata("1.2"),
+  EXPECT_EQ(encode_server_metadata("1.2", {"binary_tensor_data"}),
             R"({"name":"ikbo-server","version":"1.2","extensions":["binary_tensor_data"]})");
   EXPECT_EQ(encode_model_metadata(testing::plain_manifest(), {"1", "2"}),
             R"({"name":"plain","versions":["1","2"],"platform":"pytorch_aotinductor","inputs":[)"

@@ -257,6 +257,68 @@ def test_slow_clients_are_dropped(server: Server, ranker: Served, size: float) -
     assert_serves(server, ranker)
 
 
+@pytest.mark.parametrize("begin", [0.02, 0.9], ids=["head", "body"])
+def test_clients_that_trickle_are_dropped(server: Server, ranker: Served, begin: float) -> None:
+    """--read-timeout-ms (1000) is for all of a head or a body, however many bytes keep coming."""
+    sent = request_bytes()
+    at = int(len(sent) * begin)
+    with connect(server) as client:
+        client.sendall(sent[:at])
+        started = time.monotonic()
+        with pytest.raises((ConnectionError, BrokenPipeError)):
+            while time.monotonic() - started < 20:
+                client.sendall(sent[at : at + 1])
+                at += 1
+                time.sleep(0.1)
+        assert 0.5 < time.monotonic() - started < 20
+    assert_serves(server, ranker)
+
+
+@pytest.mark.parametrize("size", [0.05, 0.9], ids=["head", "body"])
+def test_half_closed_clients_with_half_a_request_are_dropped(
+    server: Server, ranker: Served, size: float
+) -> None:
+    sent = request_bytes()
+    with connect(server) as client:
+        client.sendall(sent[: int(len(sent) * size)])
+        client.shutdown(socket.SHUT_WR)
+        started = time.monotonic()
+        assert receive_all(client) == b"" and time.monotonic() - started < 0.9
+    assert_serves(server, ranker)
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b""], ids=["whole", "without end"])
+def test_heads_of_too_many_fields_are_refused(server: Server, ranker: Served, end: bytes) -> None:
+    with connect(server) as client:
+        client.sendall(b"GET /v2 HTTP/1.1\r\n" + b"x: y\r\n" * 10_000 + end)
+        assert receive_all(client).startswith(b"HTTP/1.1 431")
+    assert_serves(server, ranker)
+
+
+def test_what_two_readers_could_take_for_two_things(server: Server, ranker: Served) -> None:
+    """Framing that a proxy may read otherwise: refused, and nothing behind it is a request."""
+    smuggled = b"GET /v2/health/live HTTP/1.1\r\n\r\n"
+    for fields in (
+        b"Content-Length: 5\r\nContent-Length: 6",
+        b"Content-Length: 5, 6",
+        b"Content-Length: +5",
+        b"Content-Length: 0x5",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+        b"Transfer-Encoding : chunked",
+        b"Transfer-Encoding: xchunked",
+        b"Content-Length : 5",
+    ):
+        with connect(server) as client:
+            client.sendall(b"POST " + PATH.encode() + b" HTTP/1.1\r\n" + fields + b"\r\n\r\n")
+            client.sendall(smuggled)
+            client.shutdown(socket.SHUT_WR)
+            replies = receive_all(client)
+        assert replies.startswith((b"HTTP/1.1 400", b"HTTP/1.1 411")), (fields, replies)
+        assert b'"live"' not in replies, fields
+    assert_serves(server, ranker)
+
+
 @pytest.mark.parametrize("size", [0.0, 0.05, 0.9, 1.0], ids=["idle", "head", "body", "reply"])
 def test_vanished_clients_do_no_harm(server: Server, ranker: Served, size: float) -> None:
     sent = request_bytes()
@@ -396,7 +458,7 @@ def run_to_end(*flags: str) -> tuple[int, str]:
 def test_failed_starts_say_why(foreign_file: Path, server: Server, ranker: Served) -> None:
     foreign = str(foreign_file)
     for flags, text in (
-        ((), "--model is required"),
+        ((), "--model or --model-repository is required"),
         (("--model", "absent.pt2"), "absent.pt2"),
         (("--model", foreign), foreign),
         (("--model", foreign, "--workers", "0"), "--workers"),

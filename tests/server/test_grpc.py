@@ -358,7 +358,7 @@ def test_field_numbers_are_the_public_ones(tmp_path: Path) -> None:
         assert fields == expected, name
     their_methods = {x.name: x for x in theirs.service[0].method}
     assert ours.service[0].name == theirs.service[0].name
-    assert len(ours.service[0].method) == 6
+    assert len(ours.service[0].method) == 9
     for method in ours.service[0].method:
         expected_method = their_methods[method.name]
         assert method.input_type == expected_method.input_type

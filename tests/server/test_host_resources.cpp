@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fixtures.h"
+#include "ikbo/error.h"
 #include "server/host_resources.h"
 #include "server/memory_budget.h"
 
@@ -99,6 +100,29 @@ TEST(MemoryBudget, GivesBackWhatWasTaken) {
   }
   EXPECT_EQ(budget.used(), 0u);
   EXPECT_EQ(testing::error_of([&] { budget.take(101); }).kind(), ErrorKind::kOutOfMemory);
+}
+
+TEST(Cores, AreSharedByTheWorkersWithoutOverlap) {
+  const std::vector<CpuSet> cores = {{0, 4}, {1, 5}, {2, 6}, {3, 7}};
+  EXPECT_EQ(share_of_worker(cores, 0, 1), (CpuSet{0, 4, 1, 5, 2, 6, 3, 7}));
+  EXPECT_EQ(share_of_worker(cores, 0, 2), (CpuSet{0, 4, 1, 5}));
+  EXPECT_EQ(share_of_worker(cores, 1, 2), (CpuSet{2, 6, 3, 7}));
+  EXPECT_EQ(share_of_worker(cores, 0, 3), (CpuSet{0, 4}));
+  EXPECT_EQ(share_of_worker(cores, 2, 3), (CpuSet{2, 6, 3, 7}));
+  EXPECT_EQ(share_of_worker(cores, 5, 6), (CpuSet{1, 5})) << "more workers than cores";
+  EXPECT_EQ(share_of_worker({}, 0, 1), CpuSet{});
+}
+
+TEST(Cores, APinnedThreadAndItsOwnRunThere) {
+  const std::vector<CpuSet> cores = find_cores();
+  ASSERT_FALSE(cores.empty());
+  std::thread([&] {
+    pin_thread(cores.back());
+    EXPECT_EQ(find_cores(), std::vector<CpuSet>{cores.back()});
+    std::thread([&] { EXPECT_EQ(find_cores(), std::vector<CpuSet>{cores.back()}); }).join();
+  }).join();
+  EXPECT_EQ(find_cores(), cores);
+  EXPECT_THROW(pin_thread({}), Error);
 }
 
 TEST(MemoryBudget, IsExactOverThreads) {

@@ -17,17 +17,17 @@ using testing::manifest;
 class RouterTest : public ::testing::Test {
  protected:
   RouterTest() {
-    add(manifest());
     runtime::Manifest next = manifest();
     next.model_version = std::string("8");
-    add(next);
+    core_.models.replace("m", {start(manifest()), start(next)});
     runtime::Manifest plain = testing::plain_manifest();
     plain.model_name = "a/b c";
-    add(plain);
+    core_.models.replace(plain.model_name, {start(plain)});
   }
 
-  void add(const runtime::Manifest& added) {
-    core_.models.add(runtime::Model::with_executor(added, runtime::make_stub_executor(added)), {});
+  ServedModels::Handle start(const runtime::Manifest& added) {
+    return core_.models.start(
+        runtime::Model::with_executor(added, runtime::make_stub_executor(added)), {});
   }
 
   HttpReply ask(const std::string& method, const std::string& target,
@@ -117,6 +117,44 @@ TEST_F(RouterTest, CountsRequestsByModelAndErrorsByKind) {
   expect_contains(text, "ikbo_errors_total{kind=\"not_found\"} 1\n");
 }
 
+TEST_F(RouterTest, RefusesChangesOfARepositoryThatIsFixed) {
+  expect_status(403, "POST", "/v2/repository/index", "--allow-repository-changes");
+  expect_status(403, "POST", "/v2/repository/models/m/load", "--allow-repository-changes");
+  expect_status(403, "POST", "/v2/repository/models/m/unload", "--allow-repository-changes");
+  expect_status(404, "POST", "/v2/repository/models/m", "there is nothing");
+  expect_status(405, "GET", "/v2/repository/index", "method must be POST");
+}
+
+TEST_F(RouterTest, ReadsRequestsAboutTheRepository) {
+  const Logger logger(LogLevel::kError);
+  RepositoryOptions options;
+  options.allows_changes = true;
+  core_.repository.emplace(options, core_.models, core_.background, logger);
+  expect_status(200, "GET", "/v2", R"("extensions":["binary_tensor_data","model_repository"])");
+  expect_status(200, "POST", "/v2/repository/index", "[]");
+  expect_status(404, "POST", "/v2/repository/models/m/load", "there is no package of model 'm'");
+  const HttpReply parameters = ask("POST", "/v2/repository/models/m/load",
+                                   R"({"parameters": {"file:1/model.pt2": "UEs="}})");
+  EXPECT_EQ(parameters.status, 400u);
+  expect_contains(parameters.text, "parameter 'file:1/model.pt2' is not supported");
+  EXPECT_EQ(ask("POST", "/v2/repository/models/m/unload",
+                R"({"parameters": {"unload_dependents": true}})")
+                .status,
+            404u);
+}
+
+TEST_F(RouterTest, IsNotReadyWhileAModelIsLoadedAgain) {
+  core_.models.find("m", "7")->has_failed = true;
+  expect_status(503, "GET", "/v2/health/ready", "{\"ready\":false}");
+  expect_status(200, "GET", "/v2/health/live", "{\"live\":true}");
+  expect_status(503, "GET", "/v2/models/m/versions/7/ready", "\"ready\":false");
+  expect_status(200, "GET", "/v2/models/m/ready", "\"ready\":true");
+  const HttpReply reply = ask("POST", "/v2/models/m/versions/7/infer", testing::valid_json());
+  EXPECT_EQ(reply.status, 503u);
+  EXPECT_EQ(reply.headers, (decltype(reply.headers){{"Retry-After", "1"}}));
+  EXPECT_EQ(ask("POST", "/v2/models/m/infer", testing::valid_json()).status, 200u);
+}
+
 TEST_F(RouterTest, IsNotReadyWhileStopping) {
   core_.is_stopping = true;
   expect_status(503, "GET", "/v2/health/ready", "{\"ready\":false}");
@@ -124,8 +162,6 @@ TEST_F(RouterTest, IsNotReadyWhileStopping) {
   expect_status(200, "GET", "/v2/health/live", "{\"live\":true}");
   EXPECT_EQ(ask("POST", "/v2/models/m/infer", testing::valid_json()).status, 200u);
 }
-
-TEST_F(RouterTest, ModelsAreUniqueByNameAndVersion) { EXPECT_THROW(add(manifest()), Error); }
 
 }  // namespace
 }  // namespace ikbo::server

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "ikbo/error.h"
 #include "ikbo/runtime/manifest.h"
 #include "ikbo/runtime/tensor.h"
 
@@ -19,6 +20,13 @@ namespace ikbo::runtime {
 
 class Archive;
 class Executor;
+
+// A run failed because of the device, not of its inputs: no run of this model will succeed until
+// it is loaded again.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
 
 // An opened package. Copies share the opened archive; all methods may be called by several threads.
 class Package {
@@ -84,7 +92,8 @@ class Session {
   // alignment (those off their element's are copied) and are not read after the return. Outputs are
   // in the manifest's order and own their storage. Without candidates nothing is computed for them:
   // their outputs have 0 rows. Throws ikbo::Error that names the input, the requirement and the
-  // value; the session stays usable. Not thread-safe: one session per thread.
+  // value; the session stays usable, but after a DeviceError. Not thread-safe: one session per
+  // thread.
   std::vector<Tensor> run(const RunInputs& inputs);
 
  private:

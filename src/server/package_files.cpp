@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/package_files.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "ikbo/error.h"
+
+namespace ikbo::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// The digits that `text` begins with, without leading zeros.
+std::string_view take_digits(std::string_view& text) {
+  const auto end = std::find_if_not(text.begin(), text.end(), is_digit);
+  std::string_view digits = text.substr(0, static_cast<std::size_t>(end - text.begin()));
+  text.remove_prefix(digits.size());
+  digits.remove_prefix(std::min(digits.find_first_not_of('0'), digits.size()));
+  return digits;
+}
+
+PackageFile open_package(const std::string& path) {
+  const FileIdentity identity = identify_file(path);
+  return {runtime::Package::open(path), identity};
+}
+
+std::vector<std::string> packages_below(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  auto entry = fs::recursive_directory_iterator(
+      folder, fs::directory_options::follow_directory_symlink, error);
+  while (!error && entry != fs::recursive_directory_iterator()) {
+    std::error_code is_gone;
+    if (entry->path().extension() == ".pt2" && entry->is_regular_file(is_gone)) {
+      paths.push_back(entry->path().string());
+    }
+    entry.increment(error);
+  }
+  IKBO_CHECK(!error, "--model-repository: must be a folder that can be read; got ", folder, ": ",
+             error.message());
+  return paths;
+}
+
+bool is_before(const PackageFile& a, const PackageFile& b) {
+  const runtime::Manifest& first = a.package.manifest();
+  const runtime::Manifest& second = b.package.manifest();
+  return first.model_name != second.model_name
+             ? first.model_name < second.model_name
+             : is_older_version(first.model_version, second.model_version);
+}
+
+void check_unique(const std::vector<PackageFile>& found) {
+  for (auto later = found.begin(); later != found.end(); ++later) {
+    const runtime::Manifest& added = later->package.manifest();
+    for (auto known = found.begin(); known != later; ++known) {
+      const runtime::Manifest& manifest = known->package.manifest();
+      IKBO_CHECK(
+          manifest.model_name != added.model_name || manifest.model_version != added.model_version,
+          "--model, --model-repository: name and version must be unique; got model ",
+          added.model_name, " version ", added.model_version, " in ", known->package.path(),
+          " and in ", later->package.path());
+    }
+  }
+}
+
+}  // namespace
+
+FileIdentity identify_file(const std::string& path) {
+  struct stat status{};
+  IKBO_CHECK(stat(path.c_str(), &status) == 0, path, ": must be a file; got ",
+             std::strerror(errno));
+  constexpr std::int64_t kNanoseconds = 1'000'000'000;
+  return {status.st_dev, status.st_ino, status.st_size,
+          status.st_mtim.tv_sec * kNanoseconds + status.st_mtim.tv_nsec};
+}
+
+bool is_older_version(std::string_view a, std::string_view b) {
+  while (!a.empty() && !b.empty()) {
+    if (is_digit(a.front()) && is_digit(b.front())) {
+      const std::string_view first = take_digits(a);
+      const std::string_view second = take_digits(b);
+      if (first != second) {
+        return std::tuple(first.size(), first) < std::tuple(second.size(), second);
+      }
+    } else if (a.front() != b.front()) {
+      return a.front() < b.front();
+    } else {
+      a.remove_prefix(1);
+      b.remove_prefix(1);
+    }
+  }
+  return a.empty() && !b.empty();
+}
+
+std::vector<PackageFile> find_packages(const PackageSources& sources) {
+  std::vector<PackageFile> found;
+  for (const std::string& path : sources.files) {
+    found.push_back(open_package(path));
+  }
+  for (const std::string& folder : sources.folders) {
+    std::vector<PackageFile> inside;
+    for (const std::string& path : packages_below(folder)) {
+      inside.push_back(open_package(path));
+    }
+    std::ranges::sort(inside, is_before);
+    std::ranges::move(inside, std::back_inserter(found));
+  }
+  check_unique(found);
+  return found;
+}
+
+}  // namespace ikbo::server

@@ -25,7 +25,7 @@ IKBO = r"ikbo/\w+\.h"
 ERROR_AND_TYPES = r"ikbo/(error|types)\.h"
 RUNTIME = r"ikbo/runtime/.+"
 FULL_TORCH = rf"(?!{STABLE_TORCH})(torch|ATen|c10)/.+"
-LIBRARIES = (r"simdjson\.h", r"zip\.h", r"CLI/CLI\.hpp")
+LIBRARIES = (r"simdjson\.h", r"zip\.h", r"CLI/CLI\.hpp", r"openssl/.+")
 PROTOBUF = r"google/protobuf/.+|open_inference\.pb\.h"
 GRPC = r"grpc(pp)?/.+|open_inference\.grpc\.pb\.h"
 
@@ -83,7 +83,7 @@ LAYERS = (
         (STD, IKBO, TEST, r"(cpu|common|torch_ops)/.+", STABLE_TORCH),
     ),
     Layer("tests/kernels", (STD, IKBO, TEST, r"kernels/.+")),
-    Layer("tests/runtime", (STD, POSIX, IKBO, RUNTIME, TEST, r"runtime/.+", r"zip\.h")),
+    Layer("tests/runtime", (STD, POSIX, IKBO, RUNTIME, TEST, r"runtime/.+", r"(zip|openssl/.+)\.h")),
     Layer(
         "tests/server",
         (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", r"boost/.+", *LIBRARIES),

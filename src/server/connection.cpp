@@ -145,6 +145,7 @@ void Connection::on_head(ErrorCode error) {
 
 void Connection::start_body() {
   const auto& head = parser_->get();
+  context_.router.authorize(view(head.target()), view(head[http::field::authorization]));
   BodyFields fields;
   fields.is_chunked = parser_->chunked();
   if (const auto length = parser_->content_length()) {

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstddef>
+#include <utility>
 
+#include "server/access.h"
 #include "server/memory_budget.h"
 #include "server/metrics.h"
 #include "server/served_models.h"
@@ -12,7 +14,10 @@
 namespace ikbo::server {
 
 struct Core {
-  explicit Core(std::size_t max_request_memory) : request_memory(max_request_memory) {}
+  explicit Core(std::size_t max_request_memory, AccessTokens tokens = {})
+      : access(std::move(tokens)), request_memory(max_request_memory) {}
+
+  const AccessTokens access;
 
   ServedModels models;
   ServerMetrics metrics;

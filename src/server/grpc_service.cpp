@@ -72,6 +72,14 @@ grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
 
 }  // namespace
 
+void GrpcService::authorize(const grpc::CallbackServerContext& context, Access access) const {
+  const auto& metadata = context.client_metadata();
+  const auto field = metadata.find("authorization");
+  core_.access.check(access, field == metadata.end()
+                                 ? std::string_view()
+                                 : std::string_view(field->second.data(), field->second.size()));
+}
+
 grpc::Status GrpcService::status_of(const RequestError& error) const {
   core_.metrics.count(error.kind());
   return {static_cast<grpc::StatusCode>(info_of(error.kind()).grpc_status), error.what()};
@@ -106,14 +114,20 @@ grpc::ServerUnaryReactor* GrpcService::ModelReady(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* GrpcService::ServerMetadata(grpc::CallbackServerContext* context,
                                                       const inference::ServerMetadataRequest*,
                                                       inference::ServerMetadataResponse* response) {
-  *response = grpc_server_metadata(IKBO_VERSION);
-  return finish(context);
+  try {
+    authorize(*context, Access::kInfer);
+    *response = grpc_server_metadata(IKBO_VERSION);
+    return finish(context);
+  } catch (const RequestError& error) {
+    return finish(context, status_of(error));
+  }
 }
 
 grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext* context,
                                                      const inference::ModelMetadataRequest* request,
                                                      inference::ModelMetadataResponse* response) {
   try {
+    authorize(*context, Access::kInfer);
     const ServedModel& model = core_.models.find(request->name(), request->version());
     *response =
         grpc_model_metadata(model.manifest(), core_.models.versions(model.manifest().model_name));
@@ -139,6 +153,7 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
 
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
                          grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
+  authorize(*context, Access::kInfer);
   auto message = parse(request, core_.request_memory);
   ServedModel& model = core_.models.find(message->model_name(), message->model_version());
   try {

@@ -9,6 +9,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "ikbo/runtime/model.h"
 #include "server/config.h"
@@ -16,6 +17,7 @@
 #include "server/grpc_server.h"
 #include "server/http_server.h"
 #include "server/log.h"
+#include "server/package_gate.h"
 #include "server/router.h"
 
 namespace ikbo::server {
@@ -33,7 +35,7 @@ void keep_freed_memory(const HostResources& host) {
 
 void load_models(const Config& config, const Logger& logger, ServedModels& models) {
   for (const std::string& path : config.models) {
-    const auto package = runtime::Package::open(path);
+    const auto package = open_package(path, config.gate, logger);
     models.add(runtime::Model::load(package, config.model), config.batcher);
     const runtime::Manifest& manifest = package.manifest();
     logger.write(LogLevel::kInfo, "model_loaded",
@@ -72,10 +74,21 @@ void serve_until_stopped(const Config& config, const Logger& logger, Core& core)
   }
 }
 
-int check(const Config& config) {
+// What can be known to be wrong before anything is loaded.
+AccessTokens check_options(const Config& config, const Logger& logger) {
+  check_host(config.http);
   check_tls(config.tls);
+  check_gate(config.gate);
+  if (config.http.allow_remote && !config.tls.is_enabled() && config.access.is_any()) {
+    logger.write(LogLevel::kWarning, "tokens_without_tls", {{"host", config.http.host}});
+  }
+  return AccessTokens(config.access);
+}
+
+int check(const Config& config, const Logger& logger) {
+  check_options(config, logger);
   for (const std::string& path : config.models) {
-    runtime::Package::open(path);
+    open_package(path, config.gate, logger);
   }
   std::printf("# this process has %d cores and %zu bytes of memory\n%s", config.host.cores,
               config.host.memory_bytes, config.text.c_str());
@@ -83,14 +96,14 @@ int check(const Config& config) {
 }
 
 int serve(const Config& config, const Logger& logger) {
-  check_tls(config.tls);
+  AccessTokens tokens = check_options(config, logger);
   logger.write(LogLevel::kInfo, "starting",
                {{"cores", config.host.cores},
                 {"memory_bytes", config.host.memory_bytes},
                 {"threads", config.http.num_threads},
                 {"threads_per_run", config.model.threads_per_run},
                 {"max_request_memory", config.max_request_memory}});
-  Core core(config.max_request_memory);
+  Core core(config.max_request_memory, std::move(tokens));
   load_models(config, logger, core.models);
   serve_until_stopped(config, logger, core);
   logger.write(LogLevel::kInfo, "stopped");
@@ -109,7 +122,8 @@ int main(int argc, char** argv) {
   const ikbo::server::Logger logger(config->log_level);
   ikbo::server::keep_freed_memory(config->host);
   try {
-    return config->is_check ? ikbo::server::check(*config) : ikbo::server::serve(*config, logger);
+    return config->is_check ? ikbo::server::check(*config, logger)
+                            : ikbo::server::serve(*config, logger);
   } catch (const std::exception& error) {
     logger.write(ikbo::server::LogLevel::kError, "failed", {{"error", error.what()}});
     return EXIT_FAILURE;

@@ -74,6 +74,20 @@ struct Router::Path {
     return std::equal(segments.begin(), segments.end(), other.begin(), other.end());
   }
 
+  // What is not there is nobody's business either.
+  Access access() const {
+    const auto at = [&](std::size_t i) { return i < segments.size() ? segments[i] : ""; };
+    if (at(0) != "v2") {
+      return Access::kInfer;
+    }
+    const bool is_model_ready = at(1) == "models" &&
+                                (segments.size() == 4 || segments.size() == 6) &&
+                                segments.back() == "ready";
+    return at(1) == "health" || is_model_ready ? Access::kOpen
+           : at(1) == "repository"             ? Access::kAdmin
+                                               : Access::kInfer;
+  }
+
   std::string_view allowed_method() const {
     return !segments.empty() && segments.back() == "infer" ? "POST" : "GET";
   }
@@ -87,6 +101,10 @@ struct Router::Path {
 
   std::vector<std::string> segments;
 };
+
+void Router::authorize(std::string_view target, std::string_view authorization) const {
+  core_.access.check(Path(target).access(), authorization);
+}
 
 void Router::handle(HttpRequest request, const Finish& finish) {
   std::string allow;
@@ -109,6 +127,9 @@ HttpReply Router::error_reply(const RequestError& error) const {
   core_.metrics.count(error.kind());
   HttpReply reply = json_reply(encode_error(error.what()));
   reply.status = info_of(error.kind()).status;
+  if (error.kind() == ErrorKind::kUnauthenticated) {
+    reply.headers.emplace_back("WWW-Authenticate", "Bearer");
+  }
   if (error.kind() == ErrorKind::kQueueFull) {
     reply.headers.emplace_back("Retry-After", "1");
   }

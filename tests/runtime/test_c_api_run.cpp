@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs through the C header, on the stub executor.
+#include <array>
 #include <utility>
 
 #include "fixtures.h"
@@ -18,6 +19,9 @@ class CRequest {
                           static_cast<ikbo_dtype>(view.dtype)});
     }
   }
+
+  CRequest(const CRequest&) = delete;
+  CRequest& operator=(const CRequest&) = delete;
 
   ikbo_request get() const {
     return {request_.num_users, request_.num_candidates, tensors_.data(), tensors_.size()};
@@ -99,9 +103,9 @@ TEST_F(CApiRunTest, RunsOneRequest) {
 }
 
 TEST_F(CApiRunTest, RunsSeveralTogether) {
-  const std::vector<CRequest> requests = {CRequest(make_request(1, 3, 1)),
-                                          CRequest(make_request(2, 0, 2)),
-                                          CRequest(make_request(1, 7, 3))};
+  const std::array<CRequest, 3> requests = {CRequest(make_request(1, 3, 1)),
+                                            CRequest(make_request(2, 0, 2)),
+                                            CRequest(make_request(1, 7, 3))};
   std::vector<ikbo_request> given;
   for (const CRequest& request : requests) {
     given.push_back(request.get());

@@ -83,8 +83,8 @@ ikbo_error* guarded(const Call& call) noexcept {
   }
 }
 
-void require(const char* function, const char* argument, const void* value) {
-  IKBO_CHECK(value != nullptr, function, ": ", argument, " must not be NULL");
+void require(const char* function, const char* argument, bool is_given) {
+  IKBO_CHECK(is_given, function, ": ", argument, " must not be NULL");
 }
 
 // The caller's options, those that its header did not know yet left zero.
@@ -128,6 +128,7 @@ runtime::Request request_of(const ikbo_request& given) {
   IKBO_CHECK(given.inputs != nullptr || given.num_inputs == 0,
              "ikbo_session_run: inputs must not be NULL, since num_inputs is ", given.num_inputs);
   runtime::Request request{given.num_users, given.num_candidates, {}, nullptr};
+  request.tensors.reserve(given.num_inputs);
   for (std::size_t i = 0; i < given.num_inputs; ++i) {
     request.tensors.push_back(view_of(i, given.inputs[i]));
   }
@@ -197,14 +198,14 @@ ikbo_error* ikbo_package_open(const char* path, const ikbo_package_options* opti
                               ikbo_package** package) {
   return guarded([&] {
     constexpr const char* kName = "ikbo_package_open";
-    require(kName, "path", path);
-    require(kName, "package", package);
+    require(kName, "path", path != nullptr);
+    require(kName, "package", package != nullptr);
     const ikbo_package_options given = read_options(kName, options);
     runtime::PackageTrust trust;
     trust.require_digests = given.require_digests != 0;
     for (std::size_t i = 0; i < given.num_trusted_keys; ++i) {
-      require(kName, "trusted_keys", given.trusted_keys);
-      require(kName, "a trusted key", given.trusted_keys[i]);
+      require(kName, "trusted_keys", given.trusted_keys != nullptr);
+      require(kName, "a trusted key", given.trusted_keys[i] != nullptr);
       trust.keys.emplace_back(given.trusted_keys[i]);
     }
     *package = std::make_unique<ikbo_package>(runtime::Package::open(path, trust)).release();
@@ -221,8 +222,8 @@ ikbo_error* ikbo_model_load(const ikbo_package* package, const ikbo_model_option
                             ikbo_model** model) {
   return guarded([&] {
     constexpr const char* kName = "ikbo_model_load";
-    require(kName, "package", package);
-    require(kName, "model", model);
+    require(kName, "package", package != nullptr);
+    require(kName, "model", model != nullptr);
     const ikbo_model_options given = read_options(kName, options);
     runtime::ModelOptions load;
     load.ops_library = given.ops_library == nullptr ? "" : given.ops_library;
@@ -238,8 +239,8 @@ void ikbo_model_free(ikbo_model* model) { delete model; }
 
 ikbo_error* ikbo_session_create(const ikbo_model* model, ikbo_session** session) {
   return guarded([&] {
-    require("ikbo_session_create", "model", model);
-    require("ikbo_session_create", "session", session);
+    require("ikbo_session_create", "model", model != nullptr);
+    require("ikbo_session_create", "session", session != nullptr);
     *session = new ikbo_session{model->model, runtime::Session(model->model)};
   });
 }
@@ -249,9 +250,9 @@ void ikbo_session_free(ikbo_session* session) { delete session; }
 ikbo_error* ikbo_session_run(ikbo_session* session, const ikbo_request* requests,
                              std::size_t num_requests, ikbo_result** result) {
   return guarded([&] {
-    require("ikbo_session_run", "session", session);
-    require("ikbo_session_run", "requests", requests);
-    require("ikbo_session_run", "result", result);
+    require("ikbo_session_run", "session", session != nullptr);
+    require("ikbo_session_run", "requests", requests != nullptr);
+    require("ikbo_session_run", "result", result != nullptr);
     *result = run(*session, requests, num_requests).release();
   });
 }

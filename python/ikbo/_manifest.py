@@ -13,7 +13,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -102,11 +102,20 @@ class ReplayCase:
 
 
 @dataclass(frozen=True)
+class FileDigest:
+    """An entry of the archive, by its whole name, and the SHA-256 of its bytes in hex."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a package says of itself. `max_users` 0: it has no user inputs and no index.
 
     `compute_capability` is that of the GPU that the package was compiled for, 90 for 9.0; None on
-    the CPU.
+    the CPU. `files` are all entries of the archive but the manifest and its signature; none before
+    the package is written.
     """
 
     model_name: str
@@ -121,6 +130,7 @@ class Manifest:
     replay: tuple[ReplayCase, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
     compute_capability: int | None = None
+    files: tuple[FileDigest, ...] = ()
 
     @property
     def ops_sha256(self) -> str:
@@ -143,6 +153,7 @@ class Manifest:
             "ops_sha256": self.ops_sha256,
             "replay": [asdict(case) for case in self.replay],
             "spec": self.spec,
+            **({"files": [asdict(file) for file in self.files]} if self.files else {}),
         }
         return json.dumps(document, indent=1, allow_nan=False)
 
@@ -169,6 +180,7 @@ class Manifest:
             replay=tuple(_replay_case(case) for case in document["replay"]),
             spec=document["spec"],
             compute_capability=document.get("compute_capability"),
+            files=tuple(FileDigest(**file) for file in document.get("files", ())),
         )
         if document["ops_sha256"] != manifest.ops_sha256:
             raise ValueError(
@@ -215,13 +227,28 @@ def tensor_from_bytes(data: bytes, spec: TensorSpec) -> torch.Tensor:
 
 def append_to_archive(
     path: str | os.PathLike[str], manifest: Manifest, tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """Adds the manifest and the replay tensors (entry below EXTRA_ROOT to tensor) to a .pt2."""
+) -> Manifest:
+    """Adds the replay tensors (entry below EXTRA_ROOT to tensor) and the manifest to a .pt2.
+
+    Returns the manifest as it was written, with the digests of all that was there before it.
+    """
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         root = _root_of(archive.namelist())
         for name, tensor in tensors.items():
             archive.writestr(f"{root}/{EXTRA_ROOT}{name}", tensor_bytes(tensor))
+        files = tuple(FileDigest(name, entry_sha256(archive, name)) for name in archive.namelist())
+        manifest = replace(manifest, files=files)
         archive.writestr(f"{root}/{EXTRA_ROOT}manifest.json", manifest.to_json())
+    return manifest
+
+
+def entry_sha256(archive: zipfile.ZipFile, name: str) -> str:
+    """SHA-256 of an entry's bytes, in hex."""
+    digest = hashlib.sha256()
+    with archive.open(name) as entry:
+        while block := entry.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _root_of(names: Sequence[str]) -> str:

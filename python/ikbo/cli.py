@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line `ikbo`: transform, explain and package a model; calibrate a machine."""
+"""The command line `ikbo`: transform, explain, package and sign a model; calibrate a machine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ikbo._cli_costs import add_calibrate, add_cost_options, ratio_of, run_calibrate
+from ikbo._cli_signing import add_signing
 from ikbo._factory import UsageError, load
 
 _MODEL_HELP = """\
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
             _add_output(command, name)
     _add_report(commands)
     add_calibrate(commands, lambda options: run_calibrate(options, _Progress()))
+    add_signing(commands)
     return parser
 
 

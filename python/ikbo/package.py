@@ -133,8 +133,7 @@ def package(
         **options.get("aot_inductor.metadata", {}),
         "ikbo.inputs": "\n".join(spec.layout() for spec in manifest.inputs),
     }
-    _write(target, manifest, exported, cases, options, report)
-    return manifest
+    return _write(target, manifest, exported, cases, options, report)
 
 
 def check_name(argument: str, value: Any) -> None:
@@ -282,8 +281,11 @@ def _write(
     cases: Sequence[_replay.Case],
     options: Mapping[str, Any],
     report: Callable[[str], None],
-) -> None:
-    """Writes a file beside `target`, checks it, renames it: `target` is whole or untouched."""
+) -> Manifest:
+    """Writes a file beside `target`, checks it, renames it: `target` is whole or untouched.
+
+    Returns the manifest with the digests of what was written.
+    """
     draft = target.with_name(f".{target.stem}.{os.getpid()}.pt2")
     try:
         report("compiling (half a minute or more)")
@@ -291,7 +293,8 @@ def _write(
             _inductor.compile_to(program, file, dict(options))
         report("running the compiled package on the replay cases")
         _replay.check(draft, cases)
-        append_to_archive(draft, manifest, _replay.entries(cases))
+        manifest = append_to_archive(draft, manifest, _replay.entries(cases))
         os.replace(draft, target)
+        return manifest
     finally:
         draft.unlink(missing_ok=True)

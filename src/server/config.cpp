@@ -96,9 +96,29 @@ void add_protocol_flags(CLI::App& app, Config& config) {
   app.get_option("--tls-client-ca")->needs("--tls-cert");
 }
 
+void add_trust_flags(CLI::App& app, Config& config) {
+  app.add_option("--model-dir", config.gate.folders,
+                 "Folder below which packages must lie, links and '..' resolved; repeat the flag "
+                 "for several; without it: anywhere")
+      ->check(CLI::ExistingDirectory);
+  app.add_flag("--require-digests", config.gate.trust.require_digests,
+               "Refuse packages whose manifest lists no digests of their files");
+  app.add_option("--trusted-key", config.gate.trust.keys,
+                 "PEM file: an Ed25519 public key; packages must be signed by one of those given")
+      ->check(CLI::ExistingFile);
+  app.add_option("--infer-token-file", config.access.infer_tokens,
+                 "File with one token a line; inference, metadata and metrics need one of them")
+      ->check(CLI::ExistingFile);
+  app.add_option("--admin-token-file", config.access.admin_tokens,
+                 "File with one token a line; loading and unloading models needs one of them")
+      ->check(CLI::ExistingFile);
+}
+
 void add_http_flags(CLI::App& app, HttpOptions& http) {
   app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: all of this machine's")
       ->capture_default_str();
+  app.add_flag("--allow-remote", http.allow_remote,
+               "Let --host be an address that other machines reach");
   app.add_option("--port", http.port, "Port to listen on; 0: any free one (see the log)")
       ->capture_default_str();
   app.add_option("--threads", http.num_threads,
@@ -162,6 +182,7 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   add_batching_flags(app, config);
   add_http_flags(app, config.http);
   add_protocol_flags(app, config);
+  add_trust_flags(app, config);
   std::string level = "info";
   app.add_option("--log-level", level, "Lines on stderr: debug, info, warning or error")
       ->check(CLI::IsMember(levels))

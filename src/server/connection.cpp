@@ -160,6 +160,7 @@ void Connection::on_head(ErrorCode error) {
 
 void Connection::start_body() {
   const auto& head = parser_->get();
+  context_.router.authorize(view(head.target()), view(head[http::field::authorization]));
   BodyFields fields;
   // Chunked or any other: the body would have no length.
   fields.is_chunked = head.find(http::field::transfer_encoding) != head.end();

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "server/access.h"
 #include "server/background.h"
 #include "server/memory_budget.h"
 #include "server/metrics.h"
@@ -19,7 +21,10 @@
 namespace ikbo::server {
 
 struct Core {
-  explicit Core(std::size_t max_request_memory) : request_memory(max_request_memory) {}
+  explicit Core(std::size_t max_request_memory, AccessTokens tokens = {})
+      : access(std::move(tokens)), request_memory(max_request_memory) {}
+
+  const AccessTokens access;
 
   // Whether requests are welcome: to a load balancer, all of the process or nothing of it.
   bool is_ready() const { return !is_stopping && models.are_ready(); }

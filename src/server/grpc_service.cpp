@@ -74,6 +74,14 @@ grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
 
 }  // namespace
 
+void GrpcService::authorize(const grpc::CallbackServerContext& context, Access access) const {
+  const auto& metadata = context.client_metadata();
+  const auto field = metadata.find("authorization");
+  core_.access.check(access, field == metadata.end()
+                                 ? std::string_view()
+                                 : std::string_view(field->second.data(), field->second.size()));
+}
+
 grpc::Status GrpcService::status_of(const RequestError& error) const {
   core_.metrics.count(error.kind());
   return {static_cast<grpc::StatusCode>(info_of(error.kind()).grpc_status), error.what()};
@@ -108,14 +116,20 @@ grpc::ServerUnaryReactor* GrpcService::ModelReady(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* GrpcService::ServerMetadata(grpc::CallbackServerContext* context,
                                                       const inference::ServerMetadataRequest*,
                                                       inference::ServerMetadataResponse* response) {
-  *response = grpc_server_metadata(IKBO_VERSION, core_.extensions());
-  return finish(context);
+  try {
+    authorize(*context, Access::kInfer);
+    *response = grpc_server_metadata(IKBO_VERSION, core_.extensions());
+    return finish(context);
+  } catch (const RequestError& error) {
+    return finish(context, status_of(error));
+  }
 }
 
 grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext* context,
                                                      const inference::ModelMetadataRequest* request,
                                                      inference::ModelMetadataResponse* response) {
   try {
+    authorize(*context, Access::kInfer);
     const auto model = core_.models.find(request->name(), request->version());
     *response = grpc_model_metadata(model->manifest(), core_.models.versions(request->name()));
     return finish(context);
@@ -140,6 +154,7 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
 
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
                          grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
+  authorize(*context, Access::kInfer);
   auto message = parse(request, core_.request_memory);
   const auto model = core_.models.find(message->model_name(), message->model_version());
   try {
@@ -181,6 +196,7 @@ grpc::ServerUnaryReactor* GrpcService::RepositoryIndex(
     grpc::CallbackServerContext* context, const inference::RepositoryIndexRequest* request,
     inference::RepositoryIndexResponse* response) {
   try {
+    authorize(*context, Access::kAdmin);
     for (const IndexEntry& entry : core_.changeable_repository().index(request->ready())) {
       auto& model = *response->add_models();
       model.set_name(entry.name);
@@ -199,6 +215,7 @@ grpc::ServerUnaryReactor* GrpcService::change_repository(
     grpc::CallbackServerContext* context, std::string_view action, const Parameters& parameters,
     const std::function<void(ModelRepository&, ModelRepository::Done)>& change) {
   try {
+    authorize(*context, Access::kAdmin);
     ModelRepository& repository = core_.changeable_repository();
     for (const auto& [name, value] : parameters) {
       check_repository_parameter(action, name);

@@ -69,6 +69,8 @@ class GrpcService final : public CallbackService {
       inference::RepositoryModelUnloadResponse* response) override;
 
  private:
+  // Throws RequestError unless the call's metadata let its sender ask for what needs `access`.
+  void authorize(const grpc::CallbackServerContext& context, Access access) const;
   // Counts the error.
   grpc::Status status_of(const RequestError& error) const;
   void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,

@@ -263,6 +263,15 @@ class HttpServer::Impl {
   asio::steady_timer timer_;
 };
 
+void check_host(const HttpOptions& options) {
+  error_code error;
+  const asio::ip::address address = asio::ip::make_address(options.host, error);
+  IKBO_CHECK(!error, "--host: must be an IP address; got ", options.host);
+  IKBO_CHECK(address.is_loopback() || options.allow_remote,
+             "--host: must be a loopback address unless --allow-remote is given; got ",
+             options.host);
+}
+
 void check_tls(const TlsOptions& tls) {
   if (tls.is_enabled()) {
     make_tls_context(tls);

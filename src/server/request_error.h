@@ -13,6 +13,7 @@ namespace ikbo::server {
 
 enum class ErrorKind : std::int8_t {
   kBadRequest,           // not HTTP, not the protocol, or tensors that do not fit the model
+  kUnauthenticated,      // no token, or one that is not accepted for this
   kForbidden,            // the server's configuration does not allow it
   kNotFound,             // no such path, model or version
   kMethodNotAllowed,     // the path exists, not for this method
@@ -31,7 +32,7 @@ enum class ErrorKind : std::int8_t {
   kTimeout,              // the client was too slow: the connection is closed without an answer
   kDisconnected,         // the client went away in the middle of a request or of its answer
 };
-inline constexpr int kNumErrorKinds = 18;
+inline constexpr int kNumErrorKinds = 19;
 
 struct ErrorKindInfo {
   std::string_view name;  // label value in /metrics
@@ -49,11 +50,13 @@ enum GrpcStatus : std::int8_t {
   kGrpcUnimplemented = 12,
   kGrpcInternal = 13,
   kGrpcUnavailable = 14,
+  kGrpcUnauthenticated = 16,
 };
 
 inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
   constexpr ErrorKindInfo kInfos[kNumErrorKinds] = {
       {"bad_request", 400, kGrpcInvalidArgument},
+      {"unauthenticated", 401, kGrpcUnauthenticated},
       {"forbidden", 403, kGrpcPermissionDenied},
       {"not_found", 404, kGrpcNotFound},
       {"method_not_allowed", 405, kGrpcUnimplemented},

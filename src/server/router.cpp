@@ -79,6 +79,20 @@ struct Router::Path {
     return segments.size() >= 2 && segments[0] == "v2" && segments[1] == "repository";
   }
 
+  // What is not there is nobody's business either.
+  Access access() const {
+    const auto at = [&](std::size_t i) { return i < segments.size() ? segments[i] : ""; };
+    if (at(0) != "v2") {
+      return Access::kInfer;
+    }
+    const bool is_model_ready = at(1) == "models" &&
+                                (segments.size() == 4 || segments.size() == 6) &&
+                                segments.back() == "ready";
+    return at(1) == "health" || is_model_ready ? Access::kOpen
+           : is_of_repository()                ? Access::kAdmin
+                                               : Access::kInfer;
+  }
+
   std::string_view allowed_method() const {
     const bool is_infer = !segments.empty() && segments.back() == "infer";
     return is_infer || is_of_repository() ? "POST" : "GET";
@@ -93,6 +107,10 @@ struct Router::Path {
 
   std::vector<std::string> segments;
 };
+
+void Router::authorize(std::string_view target, std::string_view authorization) const {
+  core_.access.check(Path(target).access(), authorization);
+}
 
 void Router::handle(HttpRequest request, const Finish& finish) {
   std::string allow;
@@ -115,6 +133,9 @@ HttpReply Router::error_reply(const RequestError& error) const {
   core_.metrics.count(error.kind());
   HttpReply reply = json_reply(encode_error(error.what()));
   reply.status = info_of(error.kind()).status;
+  if (error.kind() == ErrorKind::kUnauthenticated) {
+    reply.headers.emplace_back("WWW-Authenticate", "Bearer");
+  }
   if (error.kind() == ErrorKind::kQueueFull || error.kind() == ErrorKind::kModelUnavailable) {
     reply.headers.emplace_back("Retry-After", "1");
   }

@@ -16,6 +16,9 @@ class Router {
  public:
   explicit Router(Core& core) : core_(core) {}
 
+  // Throws RequestError unless `authorization`, the value of that header, lets the sender ask for
+  // `target`. To be called before a body is read, and before `handle`.
+  void authorize(std::string_view target, std::string_view authorization) const;
   // Calls `finish` exactly once, now or later from a worker of the model's batcher.
   void handle(HttpRequest request, const Finish& finish);
   // The reply for a request that never got here; counts it as handle does.

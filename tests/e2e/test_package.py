@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import ikbo
-from ikbo._manifest import read_manifest, read_replay
+from ikbo._manifest import MANIFEST_ENTRY, read_manifest, read_replay
 from ikbo.transform import TransformedModule
 from tests.e2e.models import hand_written, history_ranker
 from tests.e2e.replay import assert_replays_here, replay, run
@@ -108,12 +109,15 @@ def test_replay_names_the_kernels_of_the_spec(transformed_package: Path) -> None
 def test_replay_fails_when_an_output_is_wrong(transformed_package: Path, tmp_path: Path) -> None:
     """One flipped byte in a stored output is a failed case, not a passed one."""
     broken = tmp_path / "broken.pt2"
-    case = read_manifest(transformed_package).replay[0]
+    manifest = read_manifest(transformed_package)
+    case = manifest.replay[0]
     with zipfile.ZipFile(transformed_package) as source, zipfile.ZipFile(broken, "w") as target:
         for entry in source.infolist():
             data = source.read(entry)
             if entry.filename.endswith(case.outputs[0]):
                 data = data[:-1] + bytes([data[-1] ^ 0x40])
+            elif entry.filename.endswith(MANIFEST_ENTRY):
+                data = replace(manifest, files=()).to_json().encode()
             target.writestr(entry, data)
     done = replay(broken)
     assert done.returncode == 1

@@ -137,6 +137,29 @@ TEST_F(ConfigTest, TheTextIsAFileOfTheSameMeaning) {
   expect_contains(second->text, "max-queue = 1024\n");
 }
 
+TEST_F(ConfigTest, RemoteAddressesNeedAFlag) {
+  const auto refused = [](const std::string& host, bool allow_remote) {
+    HttpOptions options;
+    options.host = host;
+    options.allow_remote = allow_remote;
+    try {
+      check_host(options);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  for (const char* host : {"127.0.0.1", "127.8.9.10", "::1"}) {
+    EXPECT_EQ(refused(host, false), "");
+  }
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1"}) {
+    expect_contains(refused(host, false),
+                    std::string("unless --allow-remote is given; got ") + host);
+    EXPECT_EQ(refused(host, true), "");
+  }
+  expect_contains(refused("localhost", true), "--host: must be an IP address; got localhost");
+}
+
 TEST_F(ConfigTest, ZerosAreSharesOfTheMachine) {
   const char* threads = std::getenv("OMP_NUM_THREADS");
   const std::string kept = threads == nullptr ? "" : threads;

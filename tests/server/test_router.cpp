@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <future>
 
 #include "fixtures.h"
@@ -161,6 +164,47 @@ TEST_F(RouterTest, IsNotReadyWhileStopping) {
   expect_status(503, "GET", "/v2/models/m/ready", "\"ready\":false");
   expect_status(200, "GET", "/v2/health/live", "{\"live\":true}");
   EXPECT_EQ(ask("POST", "/v2/models/m/infer", testing::valid_json()).status, 200u);
+}
+
+TEST_F(RouterTest, SaysWhatNeedsWhichToken) {
+  const std::string folder =
+      std::filesystem::temp_directory_path() / ("ikbo_router_" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/infer") << "infer-infer-infer\n";
+  std::ofstream(folder + "/admin") << "admin-admin-admin\n";
+  Core core(1, AccessTokens({folder + "/infer", folder + "/admin"}));
+  std::filesystem::remove_all(folder);
+  const Router router(core);
+  const auto is_open = [&](const std::string& target, const std::string& authorization) {
+    try {
+      router.authorize(target, authorization);
+      return true;
+    } catch (const RequestError& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnauthenticated);
+      return false;
+    }
+  };
+  for (const char* target : {"/v2/health/live", "/v2/health/ready", "/v2/health/ready?x=1",
+                             "/v2/models/m/ready", "/v2/models/m/versions/7/ready"}) {
+    EXPECT_TRUE(is_open(target, "")) << target;
+  }
+  for (const char* target :
+       {"/v2/models/m/infer", "/v2//models/m/infer", "/v2/%6dodels/m/infer", "/v2/models/m",
+        "/v2/models/m/versions/7/infer", "/v2", "/", "/metrics", "/v2/models/ready",
+        "/v2/models/m/infer/ready", "/v2/models/a%2Fready"}) {
+    EXPECT_FALSE(is_open(target, "")) << target;
+    EXPECT_TRUE(is_open(target, "Bearer infer-infer-infer")) << target;
+    EXPECT_FALSE(is_open(target, "Bearer admin-admin-admin")) << target;
+  }
+  for (const char* target : {"/v2/repository/index", "/v2/repository/models/m/load",
+                             "/v2/%72epository/models/m/unload"}) {
+    EXPECT_FALSE(is_open(target, "")) << target;
+    EXPECT_FALSE(is_open(target, "Bearer infer-infer-infer")) << target;
+    EXPECT_TRUE(is_open(target, "Bearer admin-admin-admin")) << target;
+  }
+  const HttpReply reply = router.error_reply(RequestError(ErrorKind::kUnauthenticated, "no"));
+  EXPECT_EQ(reply.status, 401u);
+  EXPECT_EQ(reply.headers, (decltype(reply.headers){{"WWW-Authenticate", "Bearer"}}));
 }
 
 }  // namespace

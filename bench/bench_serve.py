@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import torch
 
 from bench.serve.processes import (
     BINARIES,
+    Histogram,
     Ports,
     load,
     read_histograms,
@@ -48,6 +50,7 @@ from ikbo.testing.bench_results import ResultFile
 THREADS = 2  # of a run of the demo's net
 LIGHT_LOAD, HALF_LOAD = 0.1, 0.5  # of the time in which the model runs
 OVERHEAD_SECONDS = 10
+CONNECTIONS = 64
 TOLERANCE = 1e-4  # of logits of a few units: fp32 sums in another order
 BODY_BYTES = 65536
 # A limit on p99 that the replicated net can keep while requests of others wait: four of its runs.
@@ -77,85 +80,95 @@ SOURCES = [
 ]
 
 Row = dict[str, Any]
-Workloads = Mapping[str, Workload]
 
 
 def show(text: str) -> None:
     print(text, flush=True)
 
 
-def measure_overhead(workloads: Workloads) -> list[Row]:
-    """What the server adds, by its own clock at half load and by the client's at a light one."""
-    light = workloads["light"]
-    rows: list[Row] = []
-    with running_server(light.package, "--threads-per-run=1") as server:
-        _ask(server.ports, light, "http", 100, 2)
-        run_seconds = read_histograms(server.ports["http"])["ikbo_run_seconds"].mean()
-        added_us = {}
-        for protocol in ("http", "grpc"):
-            rate = HALF_LOAD / run_seconds
-            before = read_histograms(server.ports["http"])
-            _ask(server.ports, light, protocol, rate, OVERHEAD_SECONDS)
-            after = read_histograms(server.ports["http"])
-            overhead = after["ikbo_overhead_seconds"] - before["ikbo_overhead_seconds"]
-            for figure, share in (("overhead_p50", 0.5), ("overhead_p99", 0.99)):
-                case = {"what": figure, "protocol": protocol, "load": HALF_LOAD, **_sizes(rate)}
-                rows.append(_row(case, "us", overhead.quantile(share) * 1e6))
-        for protocol in ("http", "grpc"):
-            before = read_histograms(server.ports["http"])
-            seen = _ask(server.ports, light, protocol, LIGHT_LOAD / run_seconds, OVERHEAD_SECONDS)
-            after = read_histograms(server.ports["http"])
-            model = (after["ikbo_run_seconds"] - before["ikbo_run_seconds"]).mean()
-            added_us[protocol] = seen["latency_us"]["p50"] - model * 1e6
-    with running_echo(NUM_CANDIDATES * 4 + 200) as ports:
-        for protocol, ours in added_us.items():
-            rate = LIGHT_LOAD / run_seconds
-            echo = _ask(ports, light, protocol, rate, OVERHEAD_SECONDS, ignore_answers=True)
-            case = {"what": "client_p50_without_model", "protocol": protocol, **_sizes(rate)}
-            rows.append(_row(case, "us", ours, echo=echo["latency_us"]["p50"]))
-    return rows
+@dataclass(frozen=True)
+class Bench:
+    """What the parts share."""
 
+    workloads: Mapping[str, Workload]
+    time_scale: float  # 1 for figures that count
 
-def _sizes(rate: float) -> dict[str, Any]:
-    return {"candidates": NUM_CANDIDATES, "bytes": BODY_BYTES, "rate": round(rate)}
-
-
-def _row(case: Row, unit: str, ours: float, **peers: float) -> Row:
-    show(
-        "".join(
-            [f"  {_text(case)}: {ours:.4g} {unit}", *(f", {k} {v:.4g}" for k, v in peers.items())]
+    def ask(
+        self, ports: Ports, name: str, protocol: str, rate: float, seconds: float, **flags: Any
+    ) -> dict[str, Any]:
+        """Load with a warm-up of a fifth of the time."""
+        return load(
+            protocol,
+            ports,
+            self.workloads[name].requests[protocol],
+            model=MODEL,
+            rate=rate,
+            seconds=seconds * self.time_scale,
+            warm_up_seconds=seconds * self.time_scale / 5,
+            connections=CONNECTIONS,
+            tolerance=TOLERANCE,
+            **flags,
         )
-    )
+
+    def ask_watched(
+        self, ports: Ports, name: str, protocol: str, rate: float, seconds: float
+    ) -> tuple[dict[str, Any], dict[str, Histogram]]:
+        """The client's figures, and what the server's histograms gained.
+
+        Errors:
+            RuntimeError: a request was not answered.
+        """
+        before = read_histograms(ports["http"])
+        seen = self.ask(ports, name, protocol, rate, seconds)
+        if seen["errors"]:
+            raise RuntimeError(f"bench_serve: every request must be answered; got {seen['errors']}")
+        after = read_histograms(ports["http"])
+        return seen, {key: after[key] - before[key] for key in after}
+
+
+def make_row(case: Row, unit: str, ours: float, **peers: float) -> Row:
+    others = "".join(f", {name} {value:.4g}" for name, value in peers.items())
+    show(f"  {text_of(case)}: {ours:.4g} {unit}{others}")
     return {"case": case, "unit": unit, "ours": ours, "peers": peers}
 
 
-def _text(case: Mapping[str, Any]) -> str:
-    return " ".join(f"{v}" if k == "what" else f"{k}={v}" for k, v in case.items())
-
-
-def _ask(
-    ports: Ports,
-    workload: Workload,
-    protocol: str,
-    rate: float,
-    seconds: float,
-    timeout_ms: float = 10_000,
-    ignore_answers: bool = False,
-) -> dict[str, Any]:
-    """Load with a warm-up of a fifth of the time; of an overloaded server, too."""
-    return load(
-        protocol,
-        ports,
-        workload.requests[protocol],
-        model=MODEL,
-        rate=rate,
-        seconds=seconds,
-        warm_up_seconds=seconds / 5,
-        connections=64,
-        timeout_ms=round(timeout_ms),
-        tolerance=TOLERANCE,
-        ignore_answers=ignore_answers,
+def text_of(case: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{value}" if key == "what" else f"{key}={value}" for key, value in case.items()
     )
+
+
+def measure_overhead(bench: Bench) -> list[Row]:
+    """What the server adds, by its own clock at half load and by the client's at a light one."""
+    rows: list[Row] = []
+    sizes = {"candidates": NUM_CANDIDATES, "bytes": BODY_BYTES}
+    added_us = {}
+    with running_server(bench.workloads["light"].package, "--threads-per-run=1") as server:
+        _, gained = bench.ask_watched(server.ports, "light", "http", 100, 3)
+        full_rate = 1 / gained["ikbo_run_seconds"].mean()
+        for protocol in ("http", "grpc"):
+            rate = HALF_LOAD * full_rate
+            _, gained = bench.ask_watched(server.ports, "light", protocol, rate, OVERHEAD_SECONDS)
+            for figure, share in (("overhead_p50", 0.5), ("overhead_p99", 0.99)):
+                case = {"what": figure, "protocol": protocol, "load": HALF_LOAD, **sizes}
+                ours = gained["ikbo_overhead_seconds"].quantile(share) * 1e6
+                queue = gained["ikbo_queue_seconds"].quantile(share) * 1e6
+                rows.append({**make_row(case, "us", ours), "rate": rate, "queue_us": queue})
+        for protocol in ("http", "grpc"):
+            rate = LIGHT_LOAD * full_rate
+            seen, gained = bench.ask_watched(
+                server.ports, "light", protocol, rate, OVERHEAD_SECONDS
+            )
+            model_us = gained["ikbo_run_seconds"].mean() * 1e6
+            added_us[protocol] = seen["latency_us"]["p50"] - model_us
+    with running_echo(NUM_CANDIDATES * 4 + 200) as ports:
+        for protocol, ours in added_us.items():
+            seen = bench.ask(ports, "light", protocol, rate, OVERHEAD_SECONDS, ignore_answers=True)
+            case = {"what": "client_p50_without_model", "protocol": protocol, **sizes}
+            rows.append(
+                {**make_row(case, "us", ours, echo=seen["latency_us"]["p50"]), "rate": rate}
+            )
+    return rows
 
 
 def demo_flags(max_users: int, candidates: int) -> list[str]:
@@ -190,14 +203,14 @@ class Kept:
     p99_ms: float
 
 
-def find_rate(ports: Ports, workload: Workload, alone: float, limit_ms: float) -> Kept:
+def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: float) -> Kept:
     """Bisects the rate."""
     low, high = (load_ / alone for load_ in SEARCH_RANGE)
     best = Kept(0.0, 0.0)
     for _ in range(SEARCH_STEPS):
         rate = (low + high) / 2
         seconds = max(SEARCH_SECONDS, SEARCH_REQUESTS / rate)
-        seen = _ask(ports, workload, "http", rate, seconds, timeout_ms=10 * limit_ms)
+        seen = bench.ask(ports, name, "http", rate, seconds, timeout_ms=math.ceil(10 * limit_ms))
         p99_ms = seen["latency_us"]["p99"] / 1e3
         is_within = p99_ms <= limit_ms and not seen["errors"]
         show(f"    {rate:.2f}/s: p99 {p99_ms:.0f} ms of {limit_ms:.0f} ms, errors {seen['errors']}")
@@ -208,54 +221,56 @@ def find_rate(ports: Ports, workload: Workload, alone: float, limit_ms: float) -
     return best
 
 
-def measure_throughput(workloads: Workloads) -> list[Row]:
+def measure_throughput(bench: Bench) -> list[Row]:
     """The demo's net: with an index against replicated inputs, the same server and clients."""
     flags = demo_flags(DEMO_MERGED, NUM_CANDIDATES)
     replicated_flags = [*flags, f"--replicated={','.join(USER_INPUTS)}"]
-    with running_server(workloads["replicated"].package, *replicated_flags) as server:
-        alone = seconds_alone(server.ports, workloads["replicated"], count=8)
+    replicated_net, ours_net = bench.workloads["replicated"], bench.workloads["ikbo"]
+    with running_server(replicated_net.package, *replicated_flags) as server:
+        alone = seconds_alone(server.ports, replicated_net, count=8)
         limit_ms = P99_IN_RUNS * alone * 1e3
-        replicated = find_rate(server.ports, workloads["replicated"], alone, limit_ms)
-    with running_server(workloads["ikbo"].package, *flags) as server:
-        alone = seconds_alone(server.ports, workloads["ikbo"])
-        ours = find_rate(server.ports, workloads["ikbo"], alone, limit_ms)
+        replicated = find_rate(bench, server.ports, "replicated", alone, limit_ms)
+    with running_server(ours_net.package, *flags) as server:
+        alone = seconds_alone(server.ports, ours_net)
+        ours = find_rate(bench, server.ports, "ikbo", alone, limit_ms)
     case = {"what": "throughput", "net": "movielens", "candidates": NUM_CANDIDATES}
-    row = _row(case, "requests/s", ours.rate, replicated=replicated.rate)
+    row = make_row(case, "requests/s", ours.rate, replicated=replicated.rate)
     p99 = {"limit": limit_ms, "ours": ours.p99_ms, "replicated": replicated.p99_ms}
     return [{**row, "p99_ms": p99}]
 
 
-def measure_batching(workloads: Workloads) -> list[Row]:
+def measure_batching(bench: Bench) -> list[Row]:
     """Few candidates a user, where merging users pays most."""
-    wide = workloads["wide"]
+    wide = bench.workloads["wide"]
     curves: dict[str, list[tuple[float, float]]] = {}  # achieved rate, p99 in ms
     with running_server(wide.package, *demo_flags(1, RATIO)) as server:
         alone = seconds_alone(server.ports, wide, count=64)
-        curves["batching_off"] = _curve(server.ports, wide, alone)
+        curves["batching_off"] = _curve(bench, server.ports, alone)
     with running_server(wide.package, *demo_flags(MAX_MERGED, RATIO)) as server:
-        curves["ours"] = _curve(server.ports, wide, alone)
-    sizes = {"ratio": RATIO, "net": "movielens", "alone_ms": round(alone * 1e3, 2)}
+        curves["ours"] = _curve(bench, server.ports, alone)
+    sizes = {"ratio": RATIO, "net": "movielens"}
     best = {
         name: max((rate for rate, p99 in curve if p99 <= CURVE_LIMIT * alone * 1e3), default=0.0)
         for name, curve in curves.items()
     }
     case = {"what": "batching", "p99_within": f"{CURVE_LIMIT}x", **sizes}
-    rows = [_row(case, "requests/s", best.pop("ours"), **best)]
+    row = make_row(case, "requests/s", best.pop("ours"), **best)
+    rows = [{**row, "alone_ms": alone * 1e3}]
     for number, at in enumerate(CURVE_LOADS):
         points = {name: curve[number] for name, curve in curves.items() if number < len(curve)}
         if "ours" in points:
             case = {"what": "batching_curve", "load": at, **sizes}
             p99 = {name: point[1] for name, point in points.items()}
-            row = _row(case, "ms", p99.pop("ours"), **p99)
+            row = make_row(case, "ms", p99.pop("ours"), **p99)
             rates = {name: point[0] for name, point in points.items()}
             rows.append({**row, "x": rates, "x_unit": "requests/s"})
     return rows
 
 
-def _curve(ports: Ports, workload: Workload, alone: float) -> list[tuple[float, float]]:
+def _curve(bench: Bench, ports: Ports, alone: float) -> list[tuple[float, float]]:
     points = []
     for at in CURVE_LOADS:
-        seen = _ask(ports, workload, "http", at / alone, CURVE_SECONDS)
+        seen = bench.ask(ports, "wide", "http", at / alone, CURVE_SECONDS)
         if seen["errors"]:
             break
         points.append((seen["achieved_rate"], seen["latency_us"]["p99"] / 1e3))
@@ -264,7 +279,7 @@ def _curve(ports: Ports, workload: Workload, alone: float) -> list[tuple[float, 
     return points
 
 
-def measure_parsing(_: Workloads) -> list[Row]:
+def measure_parsing(_: Bench) -> list[Row]:
     """From a body in memory to a checked request, on one core."""
     command = [str(BINARIES / "ikbo_bench_parsing"), "--benchmark_format=json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -276,19 +291,19 @@ def measure_parsing(_: Workloads) -> list[Row]:
     for body in ("binary", "protobuf", "json"):
         case = {"what": "parsing", "body": body, **sizes}
         peers = {"simdjson": gbs["bare_simdjson"]} if body == "json" else {}
-        rows.append(_row(case, "GB/s", gbs[body], **peers))
+        rows.append(make_row(case, "GB/s", gbs[body], **peers))
     return rows
 
 
-def measure_start(workloads: Workloads) -> list[Row]:
+def measure_start(bench: Bench) -> list[Row]:
     """From the start of the process to listening."""
     cold, warm_up = [], []
     for _ in range(STARTS):
         flags = demo_flags(DEMO_MERGED, NUM_CANDIDATES)
-        with running_server(workloads["ikbo"].package, *flags) as server:
+        with running_server(bench.workloads["ikbo"].package, *flags) as server:
             cold.append(server.seconds - server.warm_up_seconds)
             warm_up.append(server.warm_up_seconds)
-    row = _row({"what": "cold_start", "net": "movielens"}, "s", statistics.median(cold))
+    row = make_row({"what": "cold_start", "net": "movielens"}, "s", statistics.median(cold))
     return [{**row, "warm_up_s": statistics.median(warm_up)}]
 
 
@@ -299,26 +314,28 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ours, peers, case = row["ours"], row["peers"], row["case"]
         what = case["what"]
         if what in MOST and not ours <= MOST[what]:
-            found.append(f"{_text(case)}: {ours:.4g} {row['unit']}; at most {MOST[what]}")
+            found.append(f"{text_of(case)}: {ours:.4g} {row['unit']}; at most {MOST[what]}")
         if (
             case.get("protocol") == "grpc"
             and "echo" in peers
             and not ours <= MAX_ECHO * peers["echo"]
         ):
-            found.append(f"{_text(case)}: {ours:.0f} us; at most {MAX_ECHO} x {peers['echo']:.0f}")
+            found.append(
+                f"{text_of(case)}: {ours:.0f} us; at most {MAX_ECHO} x {peers['echo']:.0f}"
+            )
         if what == "throughput" and not ours >= MIN_REPLICATED * peers["replicated"]:
             found.append(
-                f"{_text(case)}: {ours / peers['replicated']:.2f}x replicated's; "
+                f"{text_of(case)}: {ours / peers['replicated']:.2f}x replicated's; "
                 f"at least {MIN_REPLICATED}x"
             )
         if what == "parsing" and "simdjson" in peers and not ours >= MIN_JSON * peers["simdjson"]:
-            found.append(f"{_text(case)}: {ours:.2f} GB/s; at least {MIN_JSON} x simdjson's")
+            found.append(f"{text_of(case)}: {ours:.2f} GB/s; at least {MIN_JSON} x simdjson's")
         if what == "parsing" and "simdjson" not in peers and not ours >= MIN_BINARY:
-            found.append(f"{_text(case)}: {ours:.2f} GB/s; at least {MIN_BINARY}")
+            found.append(f"{text_of(case)}: {ours:.2f} GB/s; at least {MIN_BINARY}")
     return found
 
 
-PARTS: dict[str, Callable[[Workloads], list[Row]]] = {
+PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "parsing": measure_parsing,
     "start": measure_start,
     "overhead": measure_overhead,
@@ -333,13 +350,16 @@ def main() -> int:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
     parser.add_argument("--prepare", action="store_true", help="make packages and requests alone")
-    parser.add_argument("--out", type=Path, help="folder of the result file")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time, to try it out")
+    parser.add_argument("--out", type=Path, help="folder of the result file; with --quick required")
     arguments = parser.parse_args()
+    if arguments.quick and arguments.out is None:
+        parser.error("--quick: its figures must not be kept; give --out")
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"PART must be one of {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
     torch.set_num_threads(THREADS)
     show("packages and requests")
-    workloads = make_workloads()
+    bench = Bench(make_workloads(), 0.1 if arguments.quick else 1.0)
     if arguments.prepare:
         return 0
     results = ResultFile("serve", SOURCES, arguments.out, keep=bool(arguments.parts), device="cpu")
@@ -347,7 +367,7 @@ def main() -> int:
     for name in arguments.parts or PARTS:
         begin = time.monotonic()
         show(name)
-        for row in PARTS[name](workloads):
+        for row in PARTS[name](bench):
             results.add(row)
             measured.append(row)
         show(f"  {name}: {time.monotonic() - begin:.0f} s")

@@ -2,8 +2,9 @@
 """Draws each file of bench/results/ as a bar chart, build/plots/<name>.png.
 
 One group of bars per row: ours, the peers that could run, and the physical limits where they are
-known. Rows with an `x` are drawn as curves instead, <name>-curve.png. Where a row has shares of its limits in per cent, they stand beside the bars. Where rows have
-a predicted speed-up, <name>-speedup.png shows how many times faster than each peer ours is.
+known. Where a row has shares of its limits in per cent, they stand beside the bars. Where rows have
+a predicted speed-up, <name>-speedup.png shows how many times faster than each peer ours is. Rows
+with an `x` are points of curves, <name>-curve.png.
 usage: tools/plots.py [RESULTS_FOLDER [PLOTS_FOLDER]]
 """
 

@@ -22,6 +22,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -47,7 +48,7 @@ class EchoConnection : public std::enable_shared_from_this<EchoConnection> {
 
   void read() {
     parser_.emplace();
-    parser_->body_limit(boost::none);
+    parser_->body_limit(std::numeric_limits<std::uint64_t>::max());  // boost::none: refuses any
     http::async_read(stream_, buffer_, *parser_,
                      [self = shared_from_this()](ErrorCode error, std::size_t) {
                        if (!error) {

@@ -10,6 +10,7 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/vector_body.hpp>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -94,7 +95,7 @@ class HttpConnection {
 
   void read() {
     parser_.emplace();
-    parser_->body_limit(boost::none);
+    parser_->body_limit(std::numeric_limits<std::uint64_t>::max());  // boost::none: refuses any
     http::async_read(stream_, buffer_, *parser_, [this](ErrorCode error, std::size_t) {
       if (error) {
         fail(error, "read");

@@ -56,8 +56,8 @@ BODY_BYTES = 65536
 # A limit on p99 that the replicated net can keep while requests of others wait: four of its runs.
 P99_IN_RUNS = 4
 SEARCH_STEPS = 4
-SEARCH_REQUESTS = 80  # at least, of one step
-SEARCH_SECONDS = 15  # at least, of one step
+SEARCH_REQUESTS = 100  # at least, of one step
+SEARCH_SECONDS = 12  # at least, of one step
 SEARCH_RANGE = (0.3, 1.3)  # in the rate of one request after the other
 CURVE_LOADS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6)  # likewise
 CURVE_SECONDS = 5
@@ -204,7 +204,11 @@ class Kept:
 
 
 def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: float) -> Kept:
-    """Bisects the rate."""
+    """Bisects the rate.
+
+    Errors:
+        RuntimeError: none of the rates was within the limit.
+    """
     low, high = (load_ / alone for load_ in SEARCH_RANGE)
     best = Kept(0.0, 0.0)
     for _ in range(SEARCH_STEPS):
@@ -218,6 +222,10 @@ def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: flo
             low, best = rate, Kept(seen["achieved_rate"], p99_ms)
         else:
             high = rate
+    if best.rate == 0:
+        raise RuntimeError(
+            f"bench_serve: {name} must keep p99 within {limit_ms:.0f} ms at some rate"
+        )
     return best
 
 

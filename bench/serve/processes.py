@@ -37,6 +37,7 @@ class Started:
 def running_server(package: Path, *flags: str) -> Iterator[Started]:
     """Runs `ikbo-server` on free ports. Its log is shown when it does not start."""
     command = [str(BINARIES / "ikbo-server"), f"--model={package}", "--port=0", "--grpc-port=0"]
+    command.append("--idle-timeout-ms=3600000")  # a connection may be idle at a low rate
     command += [f"--ops-library={ops_library_path()}", *flags]
     begin = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

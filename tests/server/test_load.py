@@ -24,9 +24,9 @@ from tests.server.serving import Served, Server, make_inputs, server_path
 RATE, SECONDS = 50, 2
 
 
-def run_load(port: int, requests: Path, *flags: str) -> dict[str, Any]:
+def run_load(port: int, requests: Path, *flags: str, model: str = "ranker") -> dict[str, Any]:
     command = [str(server_path().with_name("ikbo-load")), f"--port={port}", f"--seconds={SECONDS}"]
-    command += [f"--requests={requests}", "--model=ranker", f"--rate={RATE}", *flags]
+    command += [f"--requests={requests}", f"--model={model}", f"--rate={RATE}", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -83,7 +83,7 @@ def test_a_wrong_answer_is_no_answer(
 
 
 def test_refusals_are_counted_by_kind(server: Server, requests: dict[str, Path]) -> None:
-    figures = run_load(port_of(server, "http"), requests["http"], "--model=absent")
+    figures = run_load(port_of(server, "http"), requests["http"], model="absent")
     assert figures["answered"] == 0 and set(figures["errors"]) == {"status_404"}
     with_http_body = run_load(port_of(server, "grpc"), requests["http"], "--protocol=grpc")
     assert set(with_http_body["errors"]) == {"grpc_3"}

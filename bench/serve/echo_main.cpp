@@ -87,7 +87,7 @@ class HttpEcho {
   void accept() {
     acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, tcp::socket socket) {
       if (!error) {
-        socket.set_option(tcp::no_delay(true), error);
+        error = socket.set_option(tcp::no_delay(true), error);
         std::make_shared<EchoConnection>(std::move(socket), answer_)->read();
       }
       accept();

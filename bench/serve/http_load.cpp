@@ -74,7 +74,7 @@ class HttpConnection {
       if (error) {
         return fail(error, "connect");
       }
-      stream_.socket().set_option(tcp::no_delay(true), error);
+      error = stream_.socket().set_option(tcp::no_delay(true), error);
       is_open_ = true;
       write();
     });

@@ -133,6 +133,7 @@ void serve(std::uint16_t port, std::uint16_t grpc_port, std::size_t reply_bytes,
   std::printf("port=%d grpc_port=%d\n", http.port(), bound_port);
   std::fflush(stdout);
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(num_threads));
   for (int i = 0; i < num_threads; ++i) {
     threads.emplace_back([&io] { io.run(); });
   }

@@ -88,6 +88,7 @@ void run_grpc(const LoadOptions& options, const std::vector<LoadRequest>& reques
     bodies.emplace_back(&slice, 1);
   }
   std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
+  stubs.reserve(static_cast<std::size_t>(options.connections));
   for (int i = 0; i < options.connections; ++i) {
     stubs.push_back(std::make_unique<grpc::GenericStub>(connect(options)));
   }

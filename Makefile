@@ -63,11 +63,12 @@ lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
 format: env  ## rewrite the sources as the formatters want them
 	@tools/lint.sh --fix
 
-bench: setup-cpu  ## measure operators, training, nets and the served demo here, into bench/results/
+bench: setup-cpu  ## measure operators, training, nets, the served demo and the server here, into bench/results/
 	$(PY) bench/bench_ops_cpu.py
 	$(PY) bench/bench_training.py
 	$(PY) -m bench.bench_end_to_end
 	$(PY) -m examples.movielens --results
+	$(PY) -m bench.bench_serve
 
 MODELS := build/models-site
 $(MODELS)/.installed: requirements/models.txt

@@ -27,6 +27,7 @@ RUNTIME = r"ikbo/runtime/.+"
 FULL_TORCH = rf"(?!{STABLE_TORCH})(torch|ATen|c10)/.+"
 LIBRARIES = (r"simdjson\.h", r"zip\.h", r"CLI/CLI\.hpp", r"openssl/.+")
 PROTOBUF = r"google/protobuf/.+|open_inference\.pb\.h"
+BENCHMARK = r"benchmark/benchmark\.h"
 GRPC = r"grpc(pp)?/.+|open_inference\.grpc\.pb\.h"
 
 
@@ -78,6 +79,10 @@ LAYERS = (
         ),
     ),
     Layer("bench", (STD, IKBO, CUDA, r"kernels/.+")),
+    Layer(
+        "bench/serve",
+        (STD, POSIX, RUNTIME, r"server/.+", r"boost/.+", PROTOBUF, GRPC, BENCHMARK, *LIBRARIES),
+    ),
     Layer("tests", (STD, POSIX, IKBO, RUNTIME, TEST)),
     Layer(
         "tests/ops",

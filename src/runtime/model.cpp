@@ -8,6 +8,7 @@
 #include "ikbo/error.h"
 #include "runtime/checks.h"
 #include "runtime/executor.h"
+#include "runtime/replicated.h"
 #include "runtime/storage.h"
 
 namespace ikbo::runtime {
@@ -104,7 +105,13 @@ std::shared_ptr<const Model> Model::load(const Package& package, const ModelOpti
              options.num_sessions);
   IKBO_CHECK(options.threads_per_run >= 0, package.path(),
              ": threads_per_run must not be negative; got ", options.threads_per_run);
-  return with_executor(package.manifest(), load_executor(package, options));
+  std::shared_ptr<Executor> executor = load_executor(package, options);
+  if (options.replicated_inputs.empty()) {
+    return with_executor(package.manifest(), std::move(executor));
+  }
+  const Manifest manifest =
+      with_user_inputs(package.manifest(), options.replicated_inputs, package.path());
+  return with_executor(manifest, make_replicating_executor(manifest, std::move(executor)));
 }
 
 std::shared_ptr<const Model> Model::with_executor(Manifest manifest,

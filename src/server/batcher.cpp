@@ -240,13 +240,25 @@ std::vector<runtime::Response> Batcher::run_together(runtime::Session& session,
   }
   const auto begin = Clock::now();
   const runtime::Batch batch = runtime::batch(manifest, requests);
-  std::vector<runtime::Response> responses =
-      runtime::split(manifest, batch, session.run(batch.inputs));
+  const auto model_begin = Clock::now();
+  const std::vector<runtime::Tensor> outputs = session.run(batch.inputs);
+  note_times(entries, begin, Clock::now() - model_begin);
+  std::vector<runtime::Response> responses = runtime::split(manifest, batch, outputs);
   metrics_.run_seconds.observe(seconds(Clock::now() - begin));
   metrics_.batch_requests.observe(static_cast<double>(entries.size()));
   metrics_.batch_users.observe(static_cast<double>(batch.inputs.num_users));
   metrics_.batch_candidates.observe(static_cast<double>(batch.inputs.num_candidates));
   return responses;
+}
+
+void Batcher::note_times(const std::vector<Entry>& entries, Clock::time_point begin,
+                         Clock::duration ran) {
+  for (const Entry& entry : entries) {
+    if (RequestTimes* times = entry.terms.times) {
+      times->queued = begin - entry.arrival;
+      times->ran = ran;
+    }
+  }
 }
 
 void Batcher::note_end(std::size_t num_requests, Clock::duration time) {

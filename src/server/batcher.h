@@ -36,6 +36,7 @@
 #include "ikbo/runtime/model.h"
 #include "server/metrics.h"
 #include "server/request_error.h"
+#include "server/request_times.h"
 
 namespace ikbo::server {
 
@@ -53,6 +54,7 @@ struct BatcherOptions {
 struct RequestTerms {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   std::function<bool()> is_abandoned = {};  // asked by a worker before the run; may be empty
+  RequestTimes* times = nullptr;            // set before the answer; may be nullptr
 };
 
 class Batcher {
@@ -100,6 +102,8 @@ class Batcher {
   std::vector<Entry> take();  // empty: stopping and nothing left
   // Takes what is not to be run out of the queue; with the mutex.
   std::vector<Entry> take_useless();
+  static void note_times(const std::vector<Entry>& entries, Clock::time_point begin,
+                         Clock::duration ran);
   static void refuse_useless(std::vector<Entry> entries);
   Prefix next_batch() const;
   void run(runtime::Session& session, std::vector<Entry>& entries);

@@ -40,6 +40,11 @@ void add_model_flags(CLI::App& app, Config& config) {
   app.add_option("--ops-library", config.model.ops_library,
                  "Path of libikbo_ops.so; needed when a package calls ikbo operators")
       ->check(CLI::ExistingFile);
+  app.add_option("--replicated", config.model.replicated_inputs,
+                 "Inputs, by name, that clients send once for a user though the package, compiled "
+                 "without users, wants them for each candidate; the server repeats them. To "
+                 "compare a package made by ikbo.transform with")
+      ->delimiter(',');
   app.add_option("--workers", config.batcher.num_workers, "Runs of one model at once")
       ->check(CLI::Range(1, kMaxThreads))
       ->capture_default_str();

@@ -219,6 +219,7 @@ void Connection::on_body(ErrorCode error) {
 }
 
 void Connection::dispatch() {
+  const auto received = std::chrono::steady_clock::now();
   const auto& head = parser_->get();
   try {
     if (plan_.coding != Coding::kIdentity) {
@@ -234,6 +235,7 @@ void Connection::dispatch() {
   request.method = view(head.method_string());
   request.target = view(head.target());
   request.body = std::move(body_);
+  request.received = received;
   context_.router.handle(std::move(request),
                          [self = shared_from_this()](std::function<HttpReply()> make) {
                            asio::post(self->stream_.get_executor(),

@@ -38,6 +38,10 @@ void Connection::reply(HttpReply reply) {
   http::async_write(stream_, *response_, [self = shared_from_this()](ErrorCode error, std::size_t) {
     self->on_replied(error);
   });
+  // What the socket takes is in it by now.
+  if (const auto& on_sent = response_->body().on_sent) {
+    on_sent();
+  }
 }
 
 void Connection::on_replied(ErrorCode error) {

@@ -154,18 +154,25 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
 
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
                          grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
+  const auto received = RequestTimes::Clock::now();
   authorize(*context, Access::kInfer);
   auto message = parse(request, core_.request_memory);
   const auto model = core_.models.find(message->model_name(), message->model_version());
   try {
     auto call = std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(message)));
     runtime::Request inputs = std::move(call->request);
+    call->times.received = received;
     model->submit(std::move(inputs),
                   [=, this](const Batcher::Outcome& outcome) {
-                    reactor->Finish(answer(*model, *call, outcome, response));
+                    const grpc::Status status = answer(*model, *call, outcome, response);
+                    reactor->Finish(status);
+                    if (status.ok()) {
+                      model->metrics.overhead_seconds.observe(call->times.overhead_seconds());
+                    }
                   },
                   {.deadline = deadline_of(*context, *call),
-                   .is_abandoned = [context] { return context->IsCancelled(); }});
+                   .is_abandoned = [context] { return context->IsCancelled(); },
+                   .times = &call->times});
   } catch (const RequestError& error) {
     model->metrics.requests.count(info_of(error.kind()).status);
     throw;

@@ -45,12 +45,14 @@ std::string show_shape(const Shape& shape) {
 
 std::size_t find_tensor(const Manifest& manifest, std::string_view kind, std::string_view name,
                         const std::vector<TensorSpec>& specs) {
-  std::string known;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].name == name) {
       return i;
     }
-    known += (known.empty() ? "" : ", ") + specs[i].name;
+  }
+  std::string known;
+  for (const TensorSpec& spec : specs) {
+    known += (known.empty() ? "" : ", ") + spec.name;
   }
   bad_request(manifest, kind, " ", name, " is unknown; it must be one of ", known);
 }

@@ -15,6 +15,7 @@
 #include "ikbo/runtime/batch.h"
 #include "ikbo/runtime/manifest.h"
 #include "server/request_error.h"
+#include "server/request_times.h"
 
 namespace ikbo::server {
 
@@ -29,6 +30,7 @@ struct InferCall {
   std::optional<std::chrono::microseconds> timeout;  // from the request's arrival to its run
   std::vector<WantedOutput> outputs;
   runtime::Request request;
+  RequestTimes times;
 };
 
 template <typename... Parts>

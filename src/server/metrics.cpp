@@ -56,6 +56,8 @@ constexpr HistogramInfo kHistograms[] = {
      "Time from a request's arrival in the queue to the start of its run."},
     {&ModelMetrics::run_seconds, "ikbo_run_seconds",
      "Time of one run: merging, the model, splitting."},
+    {&ModelMetrics::overhead_seconds, "ikbo_overhead_seconds",
+     "Time from a request's last byte to the first of its answer, without queue and model."},
     {&ModelMetrics::batch_requests, "ikbo_batch_requests", "Requests in one run."},
     {&ModelMetrics::batch_users, "ikbo_batch_users", "Users in one run."},
     {&ModelMetrics::batch_candidates, "ikbo_batch_candidates", "Candidates in one run."},

@@ -50,6 +50,8 @@ struct ModelMetrics {
   StatusCounts requests;
   Histogram queue_seconds{Histogram::geometric(25e-6, 2, 18)};  // 25 us to 3.3 s
   Histogram run_seconds{Histogram::geometric(25e-6, 2, 18)};
+  // 5 us to 10 ms, four buckets for each doubling.
+  Histogram overhead_seconds{Histogram::geometric(5e-6, 1.189207115, 45)};
   Histogram batch_requests{Histogram::geometric(1, 2, 8)};
   Histogram batch_users{Histogram::geometric(1, 2, 10)};
   Histogram batch_candidates{Histogram::geometric(1, 2, 16)};

@@ -2,6 +2,7 @@
 #include "server/model_repository.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <set>
 #include <utility>
@@ -160,14 +161,18 @@ ModelRepository::Served ModelRepository::load_package(const PackageFile& file) {
 }
 
 ServedModels::Handle ModelRepository::start(const runtime::Package& package) {
-  auto model = models_.start(options_.load(package), options_.batcher);
+  auto loaded = options_.load(package);
+  const auto warm_up = std::chrono::steady_clock::now();
+  auto model = models_.start(std::move(loaded), options_.batcher);
+  const auto warm_up_time = std::chrono::steady_clock::now() - warm_up;
   const runtime::Manifest& manifest = package.manifest();
   logger_.write(LogLevel::kInfo, "model_loaded",
                 {{"path", package.path()},
                  {"model", manifest.model_name},
                  {"version", manifest.model_version},
                  {"max_users", manifest.max_users},
-                 {"max_candidates", manifest.max_candidates}});
+                 {"max_candidates", manifest.max_candidates},
+                 {"warm_up_us", duration_cast<std::chrono::microseconds>(warm_up_time).count()}});
   warn_of_missing_digests(package, logger_);
   return model;
 }

@@ -224,7 +224,8 @@ void Router::infer(const ServedModels::Handle& model, HttpRequest& request, cons
     auto call =
         std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(request.body)));
     runtime::Request inputs = std::move(call->request);
-    RequestTerms terms;
+    call->times.received = request.received;
+    RequestTerms terms{.times = &call->times};
     if (call->timeout.has_value()) {
       terms.deadline = Batcher::Clock::now() + *call->timeout;
     }
@@ -257,6 +258,9 @@ HttpReply Router::infer_reply(ServedModel& model, const InferCall& call,
     }
     reply.text = std::move(answer.json);
     reply.blobs = std::move(answer.blobs);
+    reply.on_sent = [metrics = model.shared_metrics, times = call.times] {
+      metrics->overhead_seconds.observe(times.overhead_seconds());
+    };
   } catch (const RequestError& error) {
     reply = error_reply(error);
   } catch (const std::bad_alloc&) {

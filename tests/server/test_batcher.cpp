@@ -166,6 +166,23 @@ TEST_F(BatcherTest, MergedAnswersEqualLoneAnswersBitwise) {
   EXPECT_EQ(executor_->wait_for_runs(3), (Runs{{1, 1}, {1, 1}, {4, 16}}));
 }
 
+TEST_F(BatcherTest, NotesTheTimeInTheQueueAndInTheModel) {
+  start({.max_users = 1});
+  occupy_worker();
+  RequestTimes first_times;
+  RequestTimes second_times;
+  const runtime::Request request = make_request(1, 3, 1);
+  auto first = submit(request, {.times = &first_times});
+  auto second = submit(request, {.times = &second_times});
+  executor_->set_delay(milliseconds(20));
+  executor_->set_open(true);
+  expect_answered(first, request);
+  expect_answered(second, request);
+  EXPECT_GE(first_times.ran, milliseconds(20));
+  EXPECT_GE(second_times.ran, milliseconds(20));
+  EXPECT_GE(second_times.queued, first_times.queued + milliseconds(20));
+}
+
 TEST_F(BatcherTest, AnIdleWorkerRunsAtOnce) {
   start({.max_wait = kForever});
   for (int i = 0; i < 3; ++i) {

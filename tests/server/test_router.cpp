@@ -158,6 +158,17 @@ TEST_F(RouterTest, IsNotReadyWhileAModelIsLoadedAgain) {
   EXPECT_EQ(ask("POST", "/v2/models/m/infer", testing::valid_json()).status, 200u);
 }
 
+TEST_F(RouterTest, MeasuresWhatItAddsOnceTheAnswerIsSent) {
+  const HttpReply refused = ask("POST", "/v2/models/m/infer", "{");
+  EXPECT_FALSE(refused.on_sent);
+  const HttpReply reply = ask("POST", "/v2/models/m/infer", testing::valid_json());
+  const std::string count = "ikbo_overhead_seconds_count{model=\"m\",version=\"8\"} ";
+  expect_contains(ask("GET", "/metrics").text, count + "0\n");
+  ASSERT_TRUE(reply.on_sent);
+  reply.on_sent();
+  expect_contains(ask("GET", "/metrics").text, count + "1\n");
+}
+
 TEST_F(RouterTest, IsNotReadyWhileStopping) {
   core_.is_stopping = true;
   expect_status(503, "GET", "/v2/health/ready", "{\"ready\":false}");

@@ -69,6 +69,10 @@ struct ModelOptions {
   int num_sessions = 1;     // runs that may be under way at once
   int threads_per_run =
       0;  // intra-op threads, a setting of the whole process; 0: leave it as it is
+  // Inputs of which callers give one row for each user, though the package, compiled without users,
+  // wants one for each candidate: the rows are repeated before each run. Such a model has the input
+  // cand_to_user as well. It is what a package made by ikbo.transform is compared with.
+  std::vector<std::string> replicated_inputs;
 };
 
 class Model {

@@ -150,7 +150,8 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
                     reactor->Finish(answer(*model, *call, outcome, response));
                   },
                   {.deadline = deadline_of(*context, *call),
-                   .is_abandoned = [context] { return context->IsCancelled(); }});
+                   .is_abandoned = [context] { return context->IsCancelled(); },
+                   .memory = &core_.request_memory});
   } catch (const RequestError& error) {
     model->metrics.requests.count(info_of(error.kind()).status);
     throw;

@@ -204,6 +204,7 @@ void Router::infer(const ServedModels::Handle& model, HttpRequest& request, cons
         std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(request.body)));
     runtime::Request inputs = std::move(call->request);
     RequestTerms terms;
+    terms.memory = &core_.request_memory;
     if (call->timeout.has_value()) {
       terms.deadline = Batcher::Clock::now() + *call->timeout;
     }

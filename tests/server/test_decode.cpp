@@ -290,6 +290,18 @@ TEST(Decode, ErrorsDoNotShowSourcePositions) {
   EXPECT_EQ(std::string(error.what()).find(".cpp"), std::string::npos) << error.what();
 }
 
+TEST(Decode, ReadsTheUserKey) {
+  const auto with = [](const std::string& value) {
+    return replaced(valid_json(), "{\"inputs\"",
+                    "{\"parameters\": {\"user_key\": " + value + "}, \"inputs\"");
+  };
+  EXPECT_EQ(decode(valid_json()).request.user_key, "");
+  EXPECT_EQ(decode(with("\"ann\"")).request.user_key, "ann");
+  EXPECT_EQ(decode(with("\"\"")).request.user_key, "");
+  expect_refused(with("7"), "parameter 'user_key' must be a string; got 7");
+  expect_refused(with('"' + std::string(257, 'x') + '"'), "must have at most 256 bytes; got 257");
+}
+
 TEST(Decode, ReadsTheTimeout) {
   const auto with = [](const std::string& value) {
     return replaced(valid_json(), "{\"inputs\"",

@@ -34,6 +34,17 @@ bool is_http_error(const boost::system::error_code& error) {
   return error.category() == http::make_error_code(http::error::bad_method).category();
 }
 
+// All fields of that name as one, as HTTP has it; nothing when there is none.
+template <typename Fields>
+std::optional<std::string> join_fields(const Fields& fields, http::field name) {
+  std::optional<std::string> joined;
+  const auto [first, last] = fields.equal_range(name);
+  for (auto it = first; it != last; ++it) {
+    joined = (joined.has_value() ? *joined + ", " : "") + std::string(view(it->value()));
+  }
+  return joined;
+}
+
 RequestError no_memory() {
   return RequestError(ErrorKind::kOutOfMemory,
                       "the server has no memory for the request's body now");
@@ -83,6 +94,7 @@ void Connection::stop() {
 void Connection::next_request() {
   response_.reset();
   body_.reset();
+  chunks_.reset();
   if (buffer_.size() > 0) {
     return read_head();
   }
@@ -161,8 +173,11 @@ void Connection::on_head(ErrorCode error) {
 void Connection::start_body() {
   const auto& head = parser_->get();
   BodyFields fields;
-  // Chunked or any other: the body would have no length.
-  fields.is_chunked = head.find(http::field::transfer_encoding) != head.end();
+  const std::optional<std::string> transfer_encoding =
+      join_fields(head, http::field::transfer_encoding);
+  if (transfer_encoding.has_value()) {
+    fields.transfer_encoding = *transfer_encoding;
+  }
   if (const auto length = parser_->content_length()) {
     fields.content_length = *length;
   }
@@ -171,11 +186,15 @@ void Connection::start_body() {
     fields.json_size = view(field->value());
   }
   plan_ = plan_body(fields, context_.options.max_body_bytes);
-  const bool is_packed = plan_.coding != Coding::kIdentity;
-  body_ = std::make_shared<RequestBody>(
-      plan_.size, is_packed ? plan_.size : plan_.json_size.value_or(plan_.size),
-      context_.memory.take(plan_.size));
-  if (beast::iequals(head[http::field::expect], "100-continue") && buffer_.size() < plan_.size) {
+  if (plan_.is_chunked) {
+    chunks_.emplace(context_.options.max_body_bytes, context_.memory);
+    chunks_->collect_from(*parser_);
+  } else {
+    body_ = std::make_shared<RequestBody>(plan_.size, received_json_size().value_or(plan_.size),
+                                          context_.memory.take(plan_.size));
+  }
+  const bool has_all = plan_.is_chunked ? buffer_.size() > 0 : buffer_.size() >= plan_.size;
+  if (beast::iequals(head[http::field::expect], "100-continue") && !has_all) {
     send_continue();
   } else {
     read_body();
@@ -194,7 +213,15 @@ void Connection::send_continue() {
                     });
 }
 
+// Where the JSON ends in the body as it comes; nowhere in a packed one.
+std::optional<std::size_t> Connection::received_json_size() const {
+  return plan_.coding == Coding::kIdentity ? plan_.json_size : std::nullopt;
+}
+
 void Connection::read_body() {
+  if (plan_.is_chunked) {
+    return read_chunks();
+  }
   const std::span<std::byte> bytes = body_->bytes();
   const std::size_t have = std::min(buffer_.size(), bytes.size());
   if (have > 0) {
@@ -214,6 +241,36 @@ void Connection::on_body(ErrorCode error) {
   if (error) {
     return drop(error);
   }
+  dispatch();
+}
+
+void Connection::read_chunks() {
+  stream_.tcp().expires_after(context_.options.read_timeout);
+  http::async_read(
+      stream_, buffer_, *parser_,
+      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_chunks(error); });
+}
+
+void Connection::on_chunks(ErrorCode error) {
+  if (const std::optional<RequestError> refusal = chunks_->refusal(error)) {
+    return refuse_and_end(*refusal);
+  }
+  if (error && is_http_error(error) && error != http::error::partial_message) {
+    return refuse_and_end(RequestError(
+        ErrorKind::kBadRequest,
+        "the body must come in chunks, as Transfer-Encoding says: " + error.message()));
+  }
+  if (error) {
+    return drop(error);
+  }
+  try {
+    body_ = chunks_->finish(received_json_size());
+  } catch (const RequestError& refusal) {
+    return reply(context_.router.error_reply(refusal));
+  } catch (const std::bad_alloc&) {
+    return reply(context_.router.error_reply(no_memory()));
+  }
+  chunks_.reset();
   dispatch();
 }
 

@@ -16,8 +16,7 @@ enum class ErrorKind : std::int8_t {
   kForbidden,            // the server's configuration does not allow it
   kNotFound,             // no such path, model or version
   kMethodNotAllowed,     // the path exists, not for this method
-  kLengthRequired,       // a body without Content-Length
-  kBodyTooLarge,         // Content-Length over --max-body-bytes
+  kBodyTooLarge,         // over --max-body-bytes
   kUnsupportedEncoding,  // a body in another coding than gzip and deflate
   kQueueFull,            // --max-queue requests of the model are waiting
   kHeadersTooLarge,      // request line and header fields over the limit
@@ -31,7 +30,7 @@ enum class ErrorKind : std::int8_t {
   kTimeout,              // the client was too slow: the connection is closed without an answer
   kDisconnected,         // the client went away in the middle of a request or of its answer
 };
-inline constexpr int kNumErrorKinds = 18;
+inline constexpr int kNumErrorKinds = 17;
 
 struct ErrorKindInfo {
   std::string_view name;  // label value in /metrics
@@ -57,7 +56,6 @@ inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
       {"forbidden", 403, kGrpcPermissionDenied},
       {"not_found", 404, kGrpcNotFound},
       {"method_not_allowed", 405, kGrpcUnimplemented},
-      {"length_required", 411, kGrpcInvalidArgument},
       {"body_too_large", 413, kGrpcResourceExhausted},
       {"unsupported_encoding", 415, kGrpcUnimplemented},
       {"queue_full", 429, kGrpcResourceExhausted},

@@ -22,7 +22,7 @@ void Admission::measured(std::int64_t num_users, std::int64_t num_candidates,
   if (num_candidates == 0) {
     return;
   }
-  if (refusals_.has_value() && time(num_users, num_candidates) >= refusals_->least_needed) {
+  if (refusals_.has_value() && 2 * time(num_users, num_candidates) >= refusals_->least_needed) {
     refusals_.reset();
   }
   cost_.add(num_users, num_candidates, std::chrono::duration<double>(took).count());

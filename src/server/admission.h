@@ -2,8 +2,8 @@
 // Whether a request can still be answered in time, from what runs were measured to take.
 //
 // An estimate that is too high would refuse for ever, since what is refused is not measured: when a
-// size has been refused for kDoubt without a run of that size, the next request is let through and
-// its run tells.
+// size has been refused for kDoubt without a run of about that size, the next request is let
+// through and its run tells.
 //
 // Nothing here reads a clock or takes a lock: the batcher does.
 #pragma once
@@ -45,7 +45,7 @@ class Admission {
 
  private:
   static constexpr std::chrono::seconds kDoubt{1};
-  // Refusals since the last run that took as long.
+  // Refusals since the last run of about that size: expected to take half as long at least.
   struct Refusals {
     Clock::time_point first;
     Clock::duration least_needed;

@@ -274,7 +274,7 @@ def test_binary_tensors_in_chunks(server: Server, ranker: Served) -> None:
         (chunked(last=b"ffffffffffffffff\r\n"), b"413", b"(--max-body-bytes)"),
         (chunked(bytes(4 << 20), b"x"), b"413", b"(--max-body-bytes)"),
         (chunked(gzip.compress(bytes(5 << 20)), Content_Encoding="gzip"), b"413", b"unpacked"),
-        (chunked(b"{}", transfer_encoding="chunked"), b"400", b"Transfer-Encoding must be"),
+        (chunked(b"{}", transfer_encoding="chunked"), b"400", b"bad Transfer-Encoding"),
         (
             b"POST /v2 HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
             b"400",

@@ -99,11 +99,6 @@ void Batcher::warm_up(runtime::Session& session, std::size_t worker) {
   }
 }
 
-bool Batcher::fits_one_run(const runtime::Request& request) const {
-  return request.num_users <= options_.max_users &&
-         request.num_candidates <= options_.max_candidates;
-}
-
 void Batcher::check_size(const runtime::Request& request) const {
   const auto check = [this](const char* what, std::int64_t count, std::int64_t of_one_run) {
     if (count > of_one_run * options_.max_request_runs) {

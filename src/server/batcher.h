@@ -75,7 +75,10 @@ class Batcher {
   void work(runtime::Session& session, std::size_t worker);
   std::vector<QueueEntry> take(std::size_t worker);  // empty: stopping and nothing left
   void check_size(const runtime::Request& request) const;
-  bool fits_one_run(const runtime::Request& request) const;
+  bool fits_one_run(const runtime::Request& request) const {
+    return request.num_users <= options_.max_users &&
+           request.num_candidates <= options_.max_candidates;
+  }
   // Throw unless there is room for the request and time to answer it; with the mutex.
   void require_room() const;
   void require_time(const runtime::Request& request, const RequestTerms& terms,

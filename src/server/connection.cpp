@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/connection.h"
 
-#include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/http/read.hpp>
-#include <cstring>
 #include <limits>
 #include <new>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,10 +26,6 @@ constexpr std::size_t kMaxHeadBytes = 16 * 1024;
 constexpr boost::string_view kJsonSizeField = "Inference-Header-Content-Length";
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
-bool is_http_error(const boost::system::error_code& error) {
-  return error.category() == http::make_error_code(http::error::bad_method).category();
-}
-
 // All fields of that name as one, as HTTP has it; nothing when there is none.
 template <typename Fields>
 std::optional<std::string> join_fields(const Fields& fields, http::field name) {
@@ -45,12 +37,16 @@ std::optional<std::string> join_fields(const Fields& fields, http::field name) {
   return joined;
 }
 
+}  // namespace
+
+bool is_http_error(const boost::system::error_code& error) {
+  return error.category() == http::make_error_code(http::error::bad_method).category();
+}
+
 RequestError no_memory() {
   return RequestError(ErrorKind::kOutOfMemory,
                       "the server has no memory for the request's body now");
 }
-
-}  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext& context)
     : stream_(std::move(socket), context.tls), context_(context) {
@@ -211,67 +207,6 @@ void Connection::send_continue() {
                         self->read_body();
                       }
                     });
-}
-
-// Where the JSON ends in the body as it comes; nowhere in a packed one.
-std::optional<std::size_t> Connection::received_json_size() const {
-  return plan_.coding == Coding::kIdentity ? plan_.json_size : std::nullopt;
-}
-
-void Connection::read_body() {
-  if (plan_.is_chunked) {
-    return read_chunks();
-  }
-  const std::span<std::byte> bytes = body_->bytes();
-  const std::size_t have = std::min(buffer_.size(), bytes.size());
-  if (have > 0) {
-    std::memcpy(bytes.data(), buffer_.data().data(), have);
-    buffer_.consume(have);
-  }
-  if (have == bytes.size()) {
-    return dispatch();
-  }
-  stream_.tcp().expires_after(context_.options.read_timeout);
-  asio::async_read(
-      stream_, asio::buffer(bytes.data() + have, bytes.size() - have),
-      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_body(error); });
-}
-
-void Connection::on_body(ErrorCode error) {
-  if (error) {
-    return drop(error);
-  }
-  dispatch();
-}
-
-void Connection::read_chunks() {
-  stream_.tcp().expires_after(context_.options.read_timeout);
-  http::async_read(
-      stream_, buffer_, *parser_,
-      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_chunks(error); });
-}
-
-void Connection::on_chunks(ErrorCode error) {
-  if (const std::optional<RequestError> refusal = chunks_->refusal(error)) {
-    return refuse_and_end(*refusal);
-  }
-  if (error && is_http_error(error) && error != http::error::partial_message) {
-    return refuse_and_end(RequestError(
-        ErrorKind::kBadRequest,
-        "the body must come in chunks, as Transfer-Encoding says: " + error.message()));
-  }
-  if (error) {
-    return drop(error);
-  }
-  try {
-    body_ = chunks_->finish(received_json_size());
-  } catch (const RequestError& refusal) {
-    return reply(context_.router.error_reply(refusal));
-  } catch (const std::bad_alloc&) {
-    return reply(context_.router.error_reply(no_memory()));
-  }
-  chunks_.reset();
-  dispatch();
 }
 
 void Connection::dispatch() {

@@ -27,6 +27,7 @@
 #include "server/http_message.h"
 #include "server/http_server.h"
 #include "server/reply_body.h"
+#include "server/request_error.h"
 
 namespace ikbo::server {
 
@@ -37,6 +38,10 @@ constexpr std::size_t kReadAhead = 16 * 1024;
 constexpr std::size_t kMaxBuffered = 64 * 1024;
 
 inline std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
+
+// Whether Beast found the bytes to be no HTTP, or to end too early.
+bool is_http_error(const boost::system::error_code& error);
+RequestError no_memory();
 
 // What the connections of a server share; outlives them all.
 struct ConnectionContext {

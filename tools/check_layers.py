@@ -97,7 +97,10 @@ LAYERS = (
         "tests/server",
         (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", r"boost/.+", *LIBRARIES),
     ),
-    Layer("tests/fuzz", (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", PROTOBUF)),
+    Layer(
+        "tests/fuzz",
+        (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", r"boost/.+", PROTOBUF),
+    ),
     Layer("tests/device", (STD, IKBO, TEST, CUDA, r"kernels/.+")),
 )
 

@@ -70,6 +70,11 @@ void add_batching_flags(CLI::App& app, Config& config) {
                  "package's range")
       ->check(CLI::Range(std::int64_t{0}, kMaxRows))
       ->capture_default_str();
+  app.add_option("--max-request-runs", config.batcher.max_request_runs,
+                 "Split a larger request over this many runs at most; a larger one still gets "
+                 "status 400")
+      ->check(CLI::Range(std::int64_t{1}, kMaxRows))
+      ->capture_default_str();
   add_time(app, "--max-wait-us", config.batcher.max_wait,
            "After a merged run, wait this long (us) for as many requests again; a server without "
            "load never waits; 0: never wait");
@@ -77,6 +82,8 @@ void add_batching_flags(CLI::App& app, Config& config) {
                  "Requests of one model that may wait; one more gets status 429")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 20))
       ->capture_default_str();
+  app.add_flag("--no-calibration", config.batcher.no_calibration,
+               "Do not run the model at several sizes first to learn what runs take");
 }
 
 void add_protocol_flags(CLI::App& app, Config& config) {

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/connection.h"
 
-#include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/http/read.hpp>
-#include <cstring>
 #include <limits>
 #include <new>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,6 +26,19 @@ constexpr std::size_t kMaxHeadBytes = 16 * 1024;
 constexpr boost::string_view kJsonSizeField = "Inference-Header-Content-Length";
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
+// All fields of that name as one, as HTTP has it; nothing when there is none.
+template <typename Fields>
+std::optional<std::string> join_fields(const Fields& fields, http::field name) {
+  std::optional<std::string> joined;
+  const auto [first, last] = fields.equal_range(name);
+  for (auto it = first; it != last; ++it) {
+    joined = (joined.has_value() ? *joined + ", " : "") + std::string(view(it->value()));
+  }
+  return joined;
+}
+
+}  // namespace
+
 bool is_http_error(const boost::system::error_code& error) {
   return error.category() == http::make_error_code(http::error::bad_method).category();
 }
@@ -38,8 +47,6 @@ RequestError no_memory() {
   return RequestError(ErrorKind::kOutOfMemory,
                       "the server has no memory for the request's body now");
 }
-
-}  // namespace
 
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext& context)
     : stream_(std::move(socket), context.tls), context_(context) {
@@ -83,6 +90,7 @@ void Connection::stop() {
 void Connection::next_request() {
   response_.reset();
   body_.reset();
+  chunks_.reset();
   if (buffer_.size() > 0) {
     return read_head();
   }
@@ -162,8 +170,11 @@ void Connection::start_body() {
   const auto& head = parser_->get();
   context_.router.authorize(view(head.target()), view(head[http::field::authorization]));
   BodyFields fields;
-  // Chunked or any other: the body would have no length.
-  fields.is_chunked = head.find(http::field::transfer_encoding) != head.end();
+  const std::optional<std::string> transfer_encoding =
+      join_fields(head, http::field::transfer_encoding);
+  if (transfer_encoding.has_value()) {
+    fields.transfer_encoding = *transfer_encoding;
+  }
   if (const auto length = parser_->content_length()) {
     fields.content_length = *length;
   }
@@ -172,11 +183,15 @@ void Connection::start_body() {
     fields.json_size = view(field->value());
   }
   plan_ = plan_body(fields, context_.options.max_body_bytes);
-  const bool is_packed = plan_.coding != Coding::kIdentity;
-  body_ = std::make_shared<RequestBody>(
-      plan_.size, is_packed ? plan_.size : plan_.json_size.value_or(plan_.size),
-      context_.memory.take(plan_.size));
-  if (beast::iequals(head[http::field::expect], "100-continue") && buffer_.size() < plan_.size) {
+  if (plan_.is_chunked) {
+    chunks_.emplace(context_.options.max_body_bytes, context_.memory);
+    chunks_->collect_from(*parser_);
+  } else {
+    body_ = std::make_shared<RequestBody>(plan_.size, received_json_size().value_or(plan_.size),
+                                          context_.memory.take(plan_.size));
+  }
+  const bool has_all = plan_.is_chunked ? buffer_.size() > 0 : buffer_.size() >= plan_.size;
+  if (beast::iequals(head[http::field::expect], "100-continue") && !has_all) {
     send_continue();
   } else {
     read_body();
@@ -193,29 +208,6 @@ void Connection::send_continue() {
                         self->read_body();
                       }
                     });
-}
-
-void Connection::read_body() {
-  const std::span<std::byte> bytes = body_->bytes();
-  const std::size_t have = std::min(buffer_.size(), bytes.size());
-  if (have > 0) {
-    std::memcpy(bytes.data(), buffer_.data().data(), have);
-    buffer_.consume(have);
-  }
-  if (have == bytes.size()) {
-    return dispatch();
-  }
-  stream_.tcp().expires_after(context_.options.read_timeout);
-  asio::async_read(
-      stream_, asio::buffer(bytes.data() + have, bytes.size() - have),
-      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_body(error); });
-}
-
-void Connection::on_body(ErrorCode error) {
-  if (error) {
-    return drop(error);
-  }
-  dispatch();
 }
 
 void Connection::dispatch() {

@@ -172,6 +172,7 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
                   },
                   {.deadline = deadline_of(*context, *call),
                    .is_abandoned = [context] { return context->IsCancelled(); },
+                   .memory = &core_.request_memory,
                    .times = &call->times});
   } catch (const RequestError& error) {
     model->metrics.requests.count(info_of(error.kind()).status);

@@ -87,6 +87,19 @@ std::optional<std::chrono::microseconds> read_timeout(const Manifest& manifest,
   return std::min(std::chrono::microseconds(microseconds), kLongest);
 }
 
+void set_user_key(const Manifest& manifest, std::string_view key, runtime::Request& request) {
+  constexpr std::size_t kMaxBytes = 256;
+  if (key.size() > kMaxBytes) {
+    bad_request(manifest, "parameter 'user_key' must have at most ", kMaxBytes, " bytes; got ",
+                key.size());
+  }
+  if (!key.empty() && request.num_users != 1) {
+    bad_request(manifest, "parameter 'user_key' must come with one user; got ", request.num_users,
+                " users");
+  }
+  request.user_key = key;
+}
+
 RequestInputs::RequestInputs(const Manifest& manifest)
     : manifest_(manifest), is_given_(manifest.inputs.size(), false) {
   request_.tensors.resize(manifest.inputs.size());

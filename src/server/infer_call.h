@@ -50,6 +50,10 @@ std::size_t find_tensor(const runtime::Manifest& manifest, std::string_view kind
 std::optional<std::chrono::microseconds> read_timeout(const runtime::Manifest& manifest,
                                                       std::int64_t microseconds);
 
+// Sets the request's parameter `user_key`, which only a request of one user may have; empty: none.
+void set_user_key(const runtime::Manifest& manifest, std::string_view key,
+                  runtime::Request& request);
+
 // Parameters of a tensor whose meaning this server does not know how to honour.
 inline constexpr std::string_view kRefusedParameters[] = {"shared_memory_region", "classification"};
 

@@ -63,6 +63,19 @@ constexpr HistogramInfo kHistograms[] = {
     {&ModelMetrics::batch_candidates, "ikbo_batch_candidates", "Candidates in one run."},
 };
 
+struct CounterInfo {
+  const std::atomic<std::uint64_t> ModelMetrics::* member;
+  std::string_view name;
+  std::string_view help;
+};
+
+constexpr CounterInfo kCounters[] = {
+    {&ModelMetrics::shared_users, "ikbo_shared_users_total",
+     "Requests whose user's rows came with another request of their run."},
+    {&ModelMetrics::split_requests, "ikbo_split_requests_total",
+     "Requests that were split over several runs."},
+};
+
 }  // namespace
 
 Histogram::Histogram(std::vector<double> bounds)
@@ -124,6 +137,13 @@ std::string write_metrics(const ServerMetrics& server, const std::vector<Labelle
     write_head(info.name, "histogram", info.help, out);
     for (std::size_t i = 0; i < models.size(); ++i) {
       (models[i].metrics->*info.member).write(info.name, labels[i], out);
+    }
+  }
+  for (const CounterInfo& info : kCounters) {
+    write_head(info.name, "counter", info.help, out);
+    for (std::size_t i = 0; i < models.size(); ++i) {
+      write_sample(info.name, "", labels[i], text_of((models[i].metrics->*info.member).load()),
+                   out);
     }
   }
   write_head("ikbo_queued_requests", "gauge", "Requests that wait for a run.", out);

@@ -56,6 +56,8 @@ struct ModelMetrics {
   Histogram batch_users{Histogram::geometric(1, 2, 10)};
   Histogram batch_candidates{Histogram::geometric(1, 2, 16)};
   std::atomic<std::int64_t> queued_requests = 0;
+  std::atomic<std::uint64_t> shared_users = 0;
+  std::atomic<std::uint64_t> split_requests = 0;
 };
 
 // What the process reports.

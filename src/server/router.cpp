@@ -225,7 +225,7 @@ void Router::infer(const ServedModels::Handle& model, HttpRequest& request, cons
         std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(request.body)));
     runtime::Request inputs = std::move(call->request);
     call->times.received = request.received;
-    RequestTerms terms{.times = &call->times};
+    RequestTerms terms{.memory = &core_.request_memory, .times = &call->times};
     if (call->timeout.has_value()) {
       terms.deadline = Batcher::Clock::now() + *call->timeout;
     }

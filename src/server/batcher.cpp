@@ -159,6 +159,9 @@ void Batcher::work(runtime::Session& session) {
     const auto begin = Clock::now();
     for (const Entry& entry : entries) {
       metrics_.queue_seconds.observe(seconds(begin - entry.arrival));
+      if (entry.terms.record != nullptr) {
+        entry.terms.record->begin_run(begin);
+      }
     }
     run(session, entries);
   }
@@ -223,18 +226,23 @@ std::vector<runtime::Response> Batcher::run_together(runtime::Session& session,
                                                      const std::vector<Entry>& entries) {
   const runtime::Manifest& manifest = model_->manifest();
   std::vector<const runtime::Request*> requests;
+  std::vector<RequestRecord*> records;
   requests.reserve(entries.size());
+  records.reserve(entries.size());
   for (const Entry& entry : entries) {
     requests.push_back(&entry.request);
+    records.push_back(entry.terms.record.get());
   }
   const auto begin = Clock::now();
   const runtime::Batch batch = runtime::batch(manifest, requests);
-  std::vector<runtime::Response> responses =
-      runtime::split(manifest, batch, session.run(batch.inputs));
-  metrics_.run_seconds.observe(seconds(Clock::now() - begin));
-  metrics_.batch_requests.observe(static_cast<double>(entries.size()));
-  metrics_.batch_users.observe(static_cast<double>(batch.inputs.num_users));
-  metrics_.batch_candidates.observe(static_cast<double>(batch.inputs.num_candidates));
+  const auto merged = Clock::now();
+  const std::vector<runtime::Tensor> outputs = session.run(batch.inputs);
+  const auto run = Clock::now();
+  std::vector<runtime::Response> responses = runtime::split(manifest, batch, outputs);
+  const RunSizes sizes{entries.size(), batch.inputs.num_users, batch.inputs.num_candidates};
+  const RunSample sample{sizes, merged - begin, run - merged, Clock::now() - run};
+  metrics_.observe_run(sample);
+  note_run(records, sample);
   return responses;
 }
 

@@ -51,6 +51,7 @@ struct BatcherOptions {
 struct RequestTerms {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   std::function<bool()> is_abandoned = {};  // asked by a worker before the run; may be empty
+  std::shared_ptr<RequestRecord> record = nullptr;  // gets the times of the run; may be null
 };
 
 class Batcher {

@@ -13,6 +13,7 @@
 #include "server/host_resources.h"
 #include "server/http_server.h"
 #include "server/log.h"
+#include "server/request_observer.h"
 #include "server/tls.h"
 
 namespace ikbo::server {
@@ -27,6 +28,8 @@ struct Config {
   TlsOptions tls;
   std::size_t max_request_memory = 0;  // bytes
   LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+  ObserverOptions observer;
   HostResources host;
   bool is_check = false;  // say what is wrong with it, and do not serve
   std::string text;       // the flags in force, as a configuration file

@@ -11,6 +11,7 @@
 
 #include "ikbo/runtime/tensor.h"
 #include "server/request_body.h"
+#include "server/request_record.h"
 
 namespace ikbo::server {
 
@@ -18,6 +19,7 @@ struct HttpRequest {
   std::string method;                       // "GET"
   std::string target;                       // "/v2/models/m/infer"
   std::shared_ptr<const RequestBody> body;  // never null
+  std::shared_ptr<RequestRecord> record = std::make_shared<RequestRecord>();  // never null
 };
 
 // The body is `text`, then the bytes of `blobs` in order.

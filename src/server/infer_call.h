@@ -15,6 +15,7 @@
 #include "ikbo/runtime/batch.h"
 #include "ikbo/runtime/manifest.h"
 #include "server/request_error.h"
+#include "server/request_record.h"
 
 namespace ikbo::server {
 
@@ -30,6 +31,9 @@ struct InferCall {
   std::vector<WantedOutput> outputs;
   runtime::Request request;
 };
+
+// Writes what is known of a decoded request, and that it is decoded now.
+void note_call(const InferCall& call, RequestRecord& record);
 
 template <typename... Parts>
 [[noreturn]] void bad_request(const runtime::Manifest& manifest, const Parts&... parts) {

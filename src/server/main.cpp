@@ -52,11 +52,12 @@ void serve_until_stopped(const Config& config, const Logger& logger, Core& core)
   if (!config.no_grpc) {
     grpc.emplace(config.grpc, config.tls, core, logger);
   }
-  logger.write(LogLevel::kInfo, "listening",
-               {{"host", config.http.host},
-                {"port", http.port()},
-                {"grpc_port", grpc.has_value() ? std::to_string(grpc->port()) : "none"},
-                {"tls", config.tls.is_enabled() ? "on" : "off"}});
+  logger.write(
+      LogLevel::kInfo, "listening",
+      {{"host", config.http.host},
+       {"port", http.port()},
+       grpc.has_value() ? LogField("grpc_port", grpc->port()) : LogField("grpc_port", "none"),
+       {"tls", config.tls.is_enabled() ? "on" : "off"}});
   const bool is_http_drained = http.run([&] {
     core.is_stopping = true;
     if (grpc.has_value()) {
@@ -91,6 +92,7 @@ int serve(const Config& config, const Logger& logger) {
                 {"threads_per_run", config.model.threads_per_run},
                 {"max_request_memory", config.max_request_memory}});
   Core core(config.max_request_memory);
+  core.observer.emplace(config.observer, logger, core.metrics);
   load_models(config, logger, core.models);
   serve_until_stopped(config, logger, core);
   logger.write(LogLevel::kInfo, "stopped");
@@ -106,7 +108,7 @@ int main(int argc, char** argv) {
   if (!config.has_value()) {
     return exit_code;
   }
-  const ikbo::server::Logger logger(config->log_level);
+  const ikbo::server::Logger logger(config->log_level, config->log_format);
   ikbo::server::keep_freed_memory(config->host);
   try {
     return config->is_check ? ikbo::server::check(*config) : ikbo::server::serve(*config, logger);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/status_page.h"
 #include "server/v2_codec.h"
 
 namespace ikbo::server {
@@ -43,6 +44,14 @@ std::string percent_decode(std::string_view text) {
 HttpReply json_reply(std::string text) {
   HttpReply reply;
   reply.text = std::move(text);
+  return reply;
+}
+
+HttpReply status_page() {
+  HttpReply reply;
+  reply.content_type = "text/html; charset=utf-8";
+  reply.headers.emplace_back("Content-Security-Policy", kStatusPagePolicy);
+  reply.text = kStatusPage;
   return reply;
 }
 
@@ -135,6 +144,8 @@ void Router::route(const Path& path, HttpRequest& request, const Finish& finish)
   } else if (path.is({"metrics"})) {
     reply = json_reply(write_metrics(core_.metrics, core_.models.metrics()));
     reply.content_type = "text/plain; version=0.0.4";
+  } else if (path.is({}) || path.is({"status"})) {
+    reply = status_page();
   } else {
     refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
   }
@@ -148,7 +159,7 @@ void Router::route_model(const Path& path, HttpRequest& request, const Finish& f
   const std::size_t action_at = has_version ? 5 : 3;
   const std::string action = segments.size() > action_at ? segments[action_at] : "";
   if (segments.size() > action_at + 1 ||
-      !(action.empty() || action == "ready" || action == "infer")) {
+      !(action.empty() || action == "ready" || action == "infer" || action == "stats")) {
     refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
   }
   ServedModel& model = core_.models.find(segments[2], has_version ? segments[4] : "");
@@ -157,6 +168,9 @@ void Router::route_model(const Path& path, HttpRequest& request, const Finish& f
     infer(model, request, finish);
   } else if (action == "ready") {
     finish_now(finish, ready_reply(encode_model_ready(model.manifest(), !core_.is_stopping)));
+  } else if (action == "stats") {
+    finish_now(finish, json_reply(encode_stats(core_.models.metrics(), segments[2],
+                                               has_version ? segments[4] : "")));
   } else {
     finish_now(finish, json_reply(encode_model_metadata(
                            model.manifest(), core_.models.versions(model.manifest().model_name))));
@@ -164,30 +178,35 @@ void Router::route_model(const Path& path, HttpRequest& request, const Finish& f
 }
 
 void Router::infer(ServedModel& model, HttpRequest& request, const Finish& finish) {
+  const std::shared_ptr<RequestRecord> record = request.record;
+  record->model = model.manifest().model_name;
+  record->version = model.manifest().model_version;
   try {
     auto call =
         std::make_shared<InferCall>(decode_infer(model.manifest(), std::move(request.body)));
+    note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
     RequestTerms terms;
     if (call->timeout.has_value()) {
       terms.deadline = Batcher::Clock::now() + *call->timeout;
     }
+    terms.record = record;
     model.batcher.submit(
         std::move(inputs),
-        [this, &model, call, finish](Batcher::Outcome outcome) {
-          finish([this, &model, call, outcome = std::move(outcome)] {
-            return infer_reply(model, *call, outcome);
+        [this, &model, call, finish, record](Batcher::Outcome outcome) {
+          finish([this, &model, call, record, outcome = std::move(outcome)] {
+            return infer_reply(model, *call, outcome, *record);
           });
         },
         std::move(terms));
   } catch (const RequestError& error) {
-    model.metrics.requests.count(info_of(error.kind()).status);
+    model.metrics.finish(*record, info_of(error.kind()).status);
     throw;
   }
 }
 
 HttpReply Router::infer_reply(ServedModel& model, const InferCall& call,
-                              const Batcher::Outcome& outcome) const {
+                              const Batcher::Outcome& outcome, RequestRecord& record) const {
   HttpReply reply;
   try {
     if (const auto* error = std::get_if<RequestError>(&outcome)) {
@@ -206,7 +225,7 @@ HttpReply Router::infer_reply(ServedModel& model, const InferCall& call,
   } catch (const std::bad_alloc&) {
     reply = error_reply(out_of_memory());
   }
-  model.metrics.requests.count(reply.status);
+  model.metrics.finish(record, reply.status);
   return reply;
 }
 

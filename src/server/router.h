@@ -28,7 +28,7 @@ class Router {
   void route_model(const Path& path, HttpRequest& request, const Finish& finish);
   void infer(ServedModel& model, HttpRequest& request, const Finish& finish);
   HttpReply infer_reply(ServedModel& model, const struct InferCall& call,
-                        const Batcher::Outcome& outcome) const;
+                        const Batcher::Outcome& outcome, RequestRecord& record) const;
   HttpReply ready_reply(std::string text) const;
 
   Core& core_;

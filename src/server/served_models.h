@@ -15,7 +15,9 @@ namespace ikbo::server {
 
 struct ServedModel {
   ServedModel(std::shared_ptr<const runtime::Model> loaded, const BatcherOptions& options)
-      : model(std::move(loaded)), batcher(model, options, metrics) {}
+      : model(std::move(loaded)),
+        metrics(SpecCosts::of_spec(model->manifest().spec_json)),
+        batcher(model, options, metrics) {}
 
   const runtime::Manifest& manifest() const { return model->manifest(); }
 

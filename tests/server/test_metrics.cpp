@@ -9,6 +9,12 @@ namespace {
 
 using testing::expect_contains;
 
+// The number behind `name` on the page.
+double seconds_of(const std::string& page, const std::string& name) {
+  const std::size_t at = page.find(name);
+  return at == std::string::npos ? -1 : std::stod(page.substr(at + name.size()));
+}
+
 TEST(Histogram, CountsByUpperBoundInclusively) {
   Histogram histogram(Histogram::geometric(1, 2, 3));
   for (const double value : {0.5, 1.0, 1.5, 4.0, 100.0}) {
@@ -43,6 +49,76 @@ TEST(Metrics, PageNamesModelsCodesAndErrors) {
   expect_contains(text, "ikbo_errors_total{kind=\"queue_full\"} 1\n");
   expect_contains(text, "ikbo_errors_total{kind=\"timeout\"} 0\n");
   expect_contains(text, "\nikbo_connections 0\n");
+}
+
+TEST(Metrics, CountsTheWorkOfRunsByThePackagesSpec) {
+  const std::string_view spec =
+      R"({"version": 1, "variants": [], "rows": [{"flops_before": "100*B", "flops_after": "90*U",
+          "bytes_before": "8*B + 16", "bytes_after": "4*U*B"}]})";
+  ModelMetrics model(SpecCosts::of_spec(spec));
+  model.observe_run({{1, 2, 10}, {}, {}, {}});
+  model.observe_run({{2, 3, 30}, {}, {}, {}});
+  const std::string text = write_metrics({}, {{"m", "1", &model}});
+  expect_contains(text, "ikbo_flops_total{model=\"m\",version=\"1\"} 450\n");
+  expect_contains(text, "ikbo_replicated_flops_total{model=\"m\",version=\"1\"} 4000\n");
+  expect_contains(text, "ikbo_bytes_total{model=\"m\",version=\"1\"} 440\n");
+  expect_contains(text, "ikbo_replicated_bytes_total{model=\"m\",version=\"1\"} 352\n");
+  expect_contains(text, "ikbo_batch_ratio_sum{model=\"m\",version=\"1\"} 15\n");
+}
+
+TEST(Metrics, OverheadIsWhatIsNeitherQueueNorModel) {
+  using std::chrono::milliseconds;
+  ModelMetrics model;
+  RequestRecord record;
+  record.read = RequestRecord::Clock::now() - milliseconds(9000);
+  record.begin = record.read - milliseconds(4000);
+  record.queued = record.read + milliseconds(1);
+  record.begin_run(record.queued + milliseconds(2000));
+  model.finish(record, 500);
+  const auto page = [&] { return write_metrics({}, {{"m", "1", &model}}); };
+  expect_contains(page(), "ikbo_request_seconds_count{model=\"m\",version=\"1\"} 1\n");
+  expect_contains(page(), "ikbo_overhead_seconds_count{model=\"m\",version=\"1\"} 0\n");
+  note_run({&record}, {{1, 1, 1}, {}, milliseconds(6990), {}});
+  model.finish(record, 200);
+  expect_contains(page(), "ikbo_overhead_seconds_count{model=\"m\",version=\"1\"} 1\n");
+  // 9 s less 2 s and 6.99 s, and the time of this test.
+  EXPECT_GE(seconds_of(page(), "ikbo_overhead_seconds_sum{model=\"m\",version=\"1\"} "), 0.009);
+  EXPECT_LT(seconds_of(page(), "ikbo_overhead_seconds_sum{model=\"m\",version=\"1\"} "), 1);
+  EXPECT_GE(seconds_of(page(), "ikbo_request_seconds_sum{model=\"m\",version=\"1\"} "), 26);
+  expect_contains(page(), "ikbo_requests_total{model=\"m\",version=\"1\",code=\"500\"} 1\n");
+}
+
+TEST(RequestRecord, ARequestOfSeveralRunsHasTheFirstBeginAndTheLastEnd) {
+  RequestRecord record;
+  const auto first = RequestRecord::Clock::now();
+  record.begin_run(first + std::chrono::seconds(1));
+  record.begin_run(first);
+  note_run({&record}, {{1, 1, 10}, {}, std::chrono::milliseconds(3), {}});
+  const auto end = record.run_end;
+  note_run({&record, nullptr}, {{2, 2, 20}, {}, std::chrono::milliseconds(4), {}});
+  EXPECT_EQ(record.run_begin, first);
+  EXPECT_GE(record.run_end, end);
+  EXPECT_EQ(record.infer, std::chrono::milliseconds(7));
+  EXPECT_EQ(record.run.candidates, 20);
+}
+
+TEST(ModelStats, GroupsRunsByTheNextPowerOfTwoOfTheirCandidates) {
+  ModelStats stats;
+  for (const std::int64_t candidates : {0, 1, 2, 3, 4, 5, 8, 9}) {
+    stats.observe_run({{1, 1, candidates}, {}, std::chrono::nanoseconds(7), {}});
+  }
+  std::string text;
+  JsonWriter json(text);
+  json.begin_object();
+  stats.write(json);
+  json.end_object();
+  for (const auto& [size, count] : {std::pair{0, 1}, {1, 1}, {2, 1}, {4, 2}, {8, 2}, {16, 1}}) {
+    expect_contains(text, "{\"batch_size\":" + std::to_string(size) +
+                              ",\"compute_input\":{\"count\":" + std::to_string(count) +
+                              ",\"ns\":0},\"compute_infer\":{\"count\":" + std::to_string(count) +
+                              ",\"ns\":" + std::to_string(7 * count));
+  }
+  expect_contains(text, "\"execution_count\":8,");
 }
 
 }  // namespace

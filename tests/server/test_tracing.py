@@ -9,16 +9,18 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton_http
+import tritonclient.http as triton
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.server.collector import Collector, attributes
 from tests.server.conftest import StartServer
 from tests.server.serving import MAX_CANDIDATES, WIRE_NAMES, Server, make_inputs
+from tests.server.test_grpc import raw_request
 from tests.server.test_server import metrics
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -32,18 +34,23 @@ def ask(
     protocol: str = "http",
     headers: dict[str, str] | None = None,
     inputs: dict[str, np.ndarray] | None = None,
-    **options,
+    request_id: str = "",
+    timeout: int | None = None,
 ) -> None:
-    module = triton_http if protocol == "http" else triton_grpc
+    inputs = inputs or make_inputs(2, 30, seed=1)
+    if protocol == "grpc":
+        request = raw_request(inputs)
+        request.id = request_id
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub.ModelInfer(request, metadata=tuple((headers or {}).items()), timeout=60)
+        return
     described = []
-    for name, x in (inputs or make_inputs(2, 30, seed=1)).items():
-        described.append(module.InferInput(name, list(x.shape), WIRE_NAMES[x.dtype.name]))
+    for name, x in inputs.items():
+        described.append(triton.InferInput(name, list(x.shape), WIRE_NAMES[x.dtype.name]))
         described[-1].set_data_from_numpy(x)
-    if protocol == "grpc" and headers:
-        options["compression_algorithm"] = "gzip"  # with metadata and without, grpcio refuses
-    address = server.address if protocol == "http" else server.grpc_address
-    with module.InferenceServerClient(address) as client:
-        client.infer("ranker", described, headers=headers, **options)
+    with triton.InferenceServerClient(server.address) as client:
+        client.infer("ranker", described, headers=headers, request_id=request_id, timeout=timeout)
 
 
 def by_name(spans: list[Span]) -> dict[str, Span]:

@@ -41,9 +41,13 @@ Batcher::Batcher(std::shared_ptr<const runtime::Model> model, const BatcherOptio
                  ModelMetrics& metrics)
     : model_(std::move(model)),
       options_(with_limits(options, model_->manifest())),
+      costs_(SpecCosts::of_spec(model_->manifest().spec_json)),
       metrics_(metrics),
       admission_(options_.num_workers, options_.max_users, options_.max_candidates),
       queue_(model_->manifest(), admission_, options_.max_users, options_.max_candidates) {
+  if (costs_.are_known()) {
+    metrics_.has_costs = true;
+  }
   try {
     std::vector<std::future<void>> warm;
     for (int i = 0; i < options_.num_workers; ++i) {
@@ -200,6 +204,9 @@ void Batcher::work(runtime::Session& session, std::size_t worker) {
     const auto begin = Clock::now();
     for (const QueueEntry& entry : entries) {
       metrics_.queue_seconds.observe(seconds(begin - entry.arrival));
+      if (entry.terms.record != nullptr) {
+        entry.terms.record->begin_run(begin);
+      }
     }
     run(session, entries);
   }
@@ -240,37 +247,30 @@ std::vector<runtime::Response> Batcher::run_together(runtime::Session& session,
                                                      const std::vector<QueueEntry>& entries) {
   const runtime::Manifest& manifest = model_->manifest();
   std::vector<const runtime::Request*> requests;
+  std::vector<RequestRecord*> records;
   requests.reserve(entries.size());
+  records.reserve(entries.size());
   for (const QueueEntry& entry : entries) {
     requests.push_back(&entry.request);
+    records.push_back(entry.terms.record.get());
   }
   const auto begin = Clock::now();
   const runtime::Batch batch = runtime::batch(manifest, requests);
-  const auto model_begin = Clock::now();
+  const auto merged = Clock::now();
   const std::vector<runtime::Tensor> outputs = session.run(batch.inputs);
-  note_times(entries, begin, Clock::now() - model_begin);
+  const auto run = Clock::now();
   std::vector<runtime::Response> responses = runtime::split(manifest, batch, outputs);
-  const auto time = Clock::now() - begin;
-  metrics_.run_seconds.observe(seconds(time));
-  metrics_.batch_requests.observe(static_cast<double>(entries.size()));
-  metrics_.batch_users.observe(static_cast<double>(batch.inputs.num_users));
-  metrics_.batch_candidates.observe(static_cast<double>(batch.inputs.num_candidates));
+  const auto end = Clock::now();
+  const RunSizes sizes{entries.size(), batch.inputs.num_users, batch.inputs.num_candidates};
+  const RunSample sample{sizes, merged - begin, run - merged, end - run};
+  metrics_.observe_run(sample, costs_);
   for (const runtime::Placement& place : batch.places) {
     metrics_.shared_users += place.shares_user ? 1 : 0;
   }
+  note_run(records, sample);
   const std::lock_guard lock(mutex_);
-  admission_.measured(batch.inputs.num_users, batch.inputs.num_candidates, time);
+  admission_.measured(sizes.users, sizes.candidates, end - begin);
   return responses;
-}
-
-void Batcher::note_times(const std::vector<QueueEntry>& entries, Clock::time_point begin,
-                         Clock::duration ran) {
-  for (const QueueEntry& entry : entries) {
-    if (RequestTimes* times = entry.terms.times) {
-      times->queued = begin - entry.arrival;
-      times->ran = ran;
-    }
-  }
 }
 
 void Batcher::run(runtime::Session& session, std::vector<QueueEntry>& entries) {

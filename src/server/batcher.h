@@ -31,6 +31,7 @@
 #include "server/metrics.h"
 #include "server/request_error.h"
 #include "server/request_queue.h"
+#include "server/spec_cost.h"
 
 namespace ikbo::server {
 
@@ -84,8 +85,6 @@ class Batcher {
   void require_time(const runtime::Request& request, const RequestTerms& terms,
                     Clock::time_point now);
   void refuse_useless(Lock& lock);
-  static void note_times(const std::vector<QueueEntry>& entries, Clock::time_point begin,
-                         Clock::duration ran);
   void run(runtime::Session& session, std::vector<QueueEntry>& entries);
   std::vector<runtime::Response> run_together(runtime::Session& session,
                                               const std::vector<QueueEntry>& entries);
@@ -93,6 +92,7 @@ class Batcher {
 
   const std::shared_ptr<const runtime::Model> model_;
   const BatcherOptions options_;
+  const SpecCosts costs_;
   ModelMetrics& metrics_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -9,7 +9,9 @@
 #include <limits>
 #include <map>
 
+#include "ikbo/error.h"
 #include "server/config_file.h"
+#include "server/request_error.h"
 
 namespace ikbo::server {
 namespace {
@@ -155,6 +157,54 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
            "After SIGTERM or SIGINT, time (ms) to finish the requests under way");
 }
 
+// Adds a flag whose values are the keys of `values`; `value` has its default.
+template <typename Value>
+void add_choice(CLI::App& app, const std::string& name, const std::map<std::string, Value>& values,
+                Value& value, const std::string& text) {
+  std::string standard;
+  for (const auto& [key, known] : values) {
+    standard = known == value ? key : standard;
+  }
+  app.add_option_function<std::string>(
+         name, [&value, values](const std::string& key) { value = values.at(key); }, text)
+      ->check(CLI::IsMember(values))
+      ->default_str(standard);
+}
+
+void add_observation_flags(CLI::App& app, Config& config) {
+  add_choice<LogLevel>(app, "--log-level",
+                       {{"debug", LogLevel::kDebug},
+                        {"info", LogLevel::kInfo},
+                        {"warning", LogLevel::kWarning},
+                        {"error", LogLevel::kError}},
+                       config.log_level, "Lines on stderr: debug, info, warning or error");
+  add_choice<LogFormat>(app, "--log-format",
+                        {{"text", LogFormat::kText}, {"json", LogFormat::kJson}}, config.log_format,
+                        "text: key=value; json: an object per line");
+  ObserverOptions& observer = config.observer;
+  add_time(app, "--slow-request-ms", observer.slow_request,
+           "Log infer requests that take this long (ms) or longer, and where their time went; 0: "
+           "none");
+  app.add_option("--otlp-endpoint", observer.otlp_endpoint,
+                 "URL of an OpenTelemetry collector (OTLP over HTTP with JSON), http://host:4318: "
+                 "turns tracing on")
+      ->check([](const std::string& url) {
+        try {
+          parse_collector(url);
+          return std::string();
+        } catch (const Error& error) {
+          return client_text(error);
+        }
+      });
+  app.add_option("--trace-sample-rate", observer.trace_sample_rate,
+                 "Share of requests to trace among those that come without a traceparent; with "
+                 "one, its flag decides")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--service-name", observer.service_name, "service.name of the spans")
+      ->capture_default_str();
+}
+
 // What a zero stands for.
 void fill_in(Config& config) {
   config.host = find_host_resources();
@@ -180,10 +230,6 @@ void fill_in(Config& config) {
 }  // namespace
 
 std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_code) {
-  const std::map<std::string, LogLevel> levels = {{"debug", LogLevel::kDebug},
-                                                  {"info", LogLevel::kInfo},
-                                                  {"warning", LogLevel::kWarning},
-                                                  {"error", LogLevel::kError}};
   Config config;
   CLI::App app(
       "Serves ikbo packages over HTTP and gRPC: Open Inference Protocol v2 with the binary tensor "
@@ -195,10 +241,7 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   add_http_flags(app, config.http);
   add_protocol_flags(app, config);
   add_trust_flags(app, config);
-  std::string level = "info";
-  app.add_option("--log-level", level, "Lines on stderr: debug, info, warning or error")
-      ->check(CLI::IsMember(levels))
-      ->capture_default_str();
+  add_observation_flags(app, config);
   add_config_sources(app);
   app.add_flag("--check-config", config.is_check,
                "Check configuration, packages and certificates, print the flags in force as a "
@@ -214,7 +257,6 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
     exit_code = app.exit(error);
     return std::nullopt;
   }
-  config.log_level = levels.at(level);
   config.text = config_text(app);
   fill_in(config);
   config.grpc.host = config.http.host;

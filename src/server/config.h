@@ -15,6 +15,7 @@
 #include "server/log.h"
 #include "server/package_files.h"
 #include "server/package_gate.h"
+#include "server/request_observer.h"
 #include "server/tls.h"
 
 namespace ikbo::server {
@@ -33,6 +34,8 @@ struct Config {
   PackageGate gate;
   std::size_t max_request_memory = 0;  // bytes
   LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+  ObserverOptions observer;
   HostResources host;
   bool is_check = false;  // say what is wrong with it, and do not serve
   std::string text;       // the flags in force, as a configuration file

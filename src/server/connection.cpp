@@ -91,6 +91,7 @@ void Connection::next_request() {
   response_.reset();
   body_.reset();
   chunks_.reset();
+  record_.reset();
   if (buffer_.size() > 0) {
     return read_head();
   }
@@ -211,8 +212,8 @@ void Connection::send_continue() {
 }
 
 void Connection::dispatch() {
-  const auto received = std::chrono::steady_clock::now();
   const auto& head = parser_->get();
+  begin_record();
   try {
     if (plan_.coding != Coding::kIdentity) {
       body_ = unpack_body(*body_, plan_.coding, plan_.json_size, context_.options.max_body_bytes,
@@ -227,12 +228,31 @@ void Connection::dispatch() {
   request.method = view(head.method_string());
   request.target = view(head.target());
   request.body = std::move(body_);
-  request.received = received;
+  request.record = record_;
   context_.router.handle(std::move(request),
                          [self = shared_from_this()](std::function<HttpReply()> make) {
                            asio::post(self->stream_.get_executor(),
                                       [self, make = std::move(make)] { self->reply(make()); });
                          });
+}
+
+void Connection::begin_record() {
+  record_ = std::make_shared<RequestRecord>();
+  record_->protocol = "http";
+  record_->begin = begin_;
+  record_->read = std::chrono::steady_clock::now();
+  if (context_.observer == nullptr) {
+    return;
+  }
+  const auto& head = parser_->get();
+  // Two of them are none.
+  const bool has_parent = head.count("traceparent") == 1;
+  std::string state;
+  const auto [first, last] = head.equal_range("tracestate");
+  for (auto field = first; field != last; ++field) {
+    state.append(state.empty() ? "" : ",").append(view(field->value()));
+  }
+  context_.observer->begin(*record_, has_parent ? view(head["traceparent"]) : "", state);
 }
 
 void Connection::refuse_and_end(const RequestError& error) {

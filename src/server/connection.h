@@ -50,6 +50,7 @@ struct ConnectionContext {
   Router& router;
   ServerMetrics& metrics;
   MemoryBudget& memory;
+  RequestObserver* observer;  // nullptr: none
   const Logger& logger;
   std::function<void(Connection*)> on_end;  // by any thread
   std::atomic<bool> is_stopping = false;
@@ -91,6 +92,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close();
   // Counts what ended a request halfway.
   void drop(ErrorCode error);
+  void begin_record();
+  void end_record();
 
   ClientStream stream_;
   ConnectionContext& context_;
@@ -100,6 +103,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   BodyPlan plan_;
   std::optional<ChunkedBody> chunks_;  // of the body under way, when it comes in chunks
   std::shared_ptr<RequestBody> body_;
+  std::shared_ptr<RequestRecord> record_;  // of the request that the router has
   std::optional<boost::beast::http::response<ReplyBody>> response_;
   std::chrono::steady_clock::time_point begin_;
   bool is_idle_ = false;

@@ -48,6 +48,7 @@ void Connection::on_replied(ErrorCode error) {
   if (error) {
     return drop(error);
   }
+  end_record();
   if (context_.logger.is_enabled(LogLevel::kDebug)) {
     const auto time = std::chrono::steady_clock::now() - begin_;
     context_.logger.write(
@@ -100,7 +101,14 @@ void Connection::close() {
   stream_.tcp().close();
 }
 
+void Connection::end_record() {
+  if (record_ != nullptr && context_.observer != nullptr) {
+    context_.observer->end(record_);
+  }
+}
+
 void Connection::drop(ErrorCode error) {
+  end_record();
   const bool is_timeout = error == beast::error::timeout;
   context_.metrics.count(is_timeout ? ErrorKind::kTimeout : ErrorKind::kDisconnected);
   context_.logger.write(LogLevel::kDebug, "dropped", {{"error", error.message()}});

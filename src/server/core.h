@@ -15,6 +15,7 @@
 #include "server/metrics.h"
 #include "server/model_repository.h"
 #include "server/request_error.h"
+#include "server/request_observer.h"
 #include "server/served_models.h"
 #include "server/wire_names.h"
 
@@ -48,12 +49,14 @@ struct Core {
     return *repository;
   }
 
+  // In this order: each may use what is above it until it ends.
+  std::atomic<bool> is_stopping = false;  // from here on it is not ready
+  ServerMetrics metrics;
+  MemoryBudget request_memory;
+  std::optional<RequestObserver> observer;  // none: requests are neither logged nor traced
   Background background;
   ServedModels models{background};
   std::optional<ModelRepository> repository;  // none: what is served never changes
-  ServerMetrics metrics;
-  MemoryBudget request_memory;
-  std::atomic<bool> is_stopping = false;  // from here on it is not ready
 };
 
 }  // namespace ikbo::server

@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <string>
+#include <string_view>
 
 #include "server/repository_codec.h"
 
@@ -63,6 +66,19 @@ Batcher::Clock::time_point deadline_of(const grpc::CallbackServerContext& contex
       context.deadline() - std::chrono::system_clock::now());
   const auto timeout = std::min(left, call.timeout.value_or(kLongest));
   return timeout < kLongest ? Batcher::Clock::now() + timeout : Batcher::Clock::time_point::max();
+}
+
+std::string_view view(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+// The values of a header that may come several times.
+std::string joined(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
+                   const char* key) {
+  std::string text;
+  const auto [first, last] = metadata.equal_range(key);
+  for (auto field = first; field != last; ++field) {
+    text.append(text.empty() ? "" : ",").append(view(field->second));
+  }
+  return text;
 }
 
 grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
@@ -138,53 +154,82 @@ grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext
   }
 }
 
+std::shared_ptr<RequestRecord> GrpcService::begin_record(
+    const grpc::CallbackServerContext& context) const {
+  auto record = std::make_shared<RequestRecord>();
+  record->protocol = "grpc";
+  record->read = record->begin;  // gRPC had read it all by then
+  if (core_.observer.has_value()) {
+    const auto& metadata = context.client_metadata();
+    const auto parent = metadata.find("traceparent");
+    const bool has_parent = metadata.count("traceparent") == 1;  // two of them are none
+    core_.observer->begin(*record, has_parent ? view(parent->second) : "",
+                          joined(metadata, "tracestate"));
+  }
+  return record;
+}
+
+void GrpcService::end_record(const std::shared_ptr<RequestRecord>& record) const {
+  if (core_.observer.has_value()) {
+    core_.observer->end(record);
+  }
+}
+
 grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* context,
                                                   const grpc::ByteBuffer* request,
                                                   grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  try {
-    submit(context, *request, response, reactor);
-  } catch (const RequestError& error) {
+  const auto refuse_with = [&](const RequestError& error, const auto& record) {
+    end_record(record);
     reactor->Finish(status_of(error));
+  };
+  const std::shared_ptr<RequestRecord> record = begin_record(*context);
+  try {
+    submit(context, *request, response, reactor, record);
+  } catch (const RequestError& error) {
+    refuse_with(error, record);
   } catch (const std::bad_alloc&) {
-    reactor->Finish(status_of(out_of_memory()));
+    refuse_with(out_of_memory(), record);
   }
   return reactor;
 }
 
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
-                         grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
-  const auto received = RequestTimes::Clock::now();
+                         grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor,
+                         const std::shared_ptr<RequestRecord>& record) {
   authorize(*context, Access::kInfer);
   auto message = parse(request, core_.request_memory);
   const auto model = core_.models.find(message->model_name(), message->model_version());
+  record->model = model->manifest().model_name;
+  record->version = model->manifest().model_version;
   try {
     auto call = std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(message)));
+    note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
-    call->times.received = received;
     model->submit(std::move(inputs),
                   [=, this](const Batcher::Outcome& outcome) {
-                    const grpc::Status status = answer(*model, *call, outcome, response);
+                    const grpc::Status status = answer(*model, *call, outcome, response, *record);
+                    end_record(record);
                     reactor->Finish(status);
                     if (status.ok()) {
-                      model->metrics.overhead_seconds.observe(call->times.overhead_seconds());
+                      model->metrics.observe_overhead(*record);
                     }
                   },
                   {.deadline = deadline_of(*context, *call),
                    .is_abandoned = [context] { return context->IsCancelled(); },
                    .memory = &core_.request_memory,
-                   .times = &call->times});
+                   .record = record});
   } catch (const RequestError& error) {
-    model->metrics.requests.count(info_of(error.kind()).status);
+    model->metrics.finish(*record, info_of(error.kind()).status);
     throw;
   }
 }
 
 grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
-                                 const Batcher::Outcome& outcome,
-                                 grpc::ByteBuffer* response) const {
+                                 const Batcher::Outcome& outcome, grpc::ByteBuffer* response,
+                                 RequestRecord& record) const {
   const auto refuse_with = [&](const RequestError& error) {
-    model.metrics.requests.count(info_of(error.kind()).status);
+    model.metrics.finish(record, info_of(error.kind()).status);
     return status_of(error);
   };
   if (const auto* error = std::get_if<RequestError>(&outcome)) {
@@ -196,7 +241,7 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
   } catch (const std::bad_alloc&) {
     return refuse_with(out_of_memory());
   }
-  model.metrics.requests.count(200);
+  model.metrics.finish(record, 200);
   return grpc::Status::OK;
 }
 

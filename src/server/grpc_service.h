@@ -74,9 +74,12 @@ class GrpcService final : public CallbackService {
   // Counts the error.
   grpc::Status status_of(const RequestError& error) const;
   void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
-              grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor);
+              grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor,
+              const std::shared_ptr<RequestRecord>& record);
   grpc::Status answer(ServedModel& model, const InferCall& call, const Batcher::Outcome& outcome,
-                      grpc::ByteBuffer* response) const;
+                      grpc::ByteBuffer* response, RequestRecord& record) const;
+  std::shared_ptr<RequestRecord> begin_record(const grpc::CallbackServerContext& context) const;
+  void end_record(const std::shared_ptr<RequestRecord>& record) const;
 
   // Calls `change`, and answers the call when that is done. Its request has `parameters`.
   template <typename Parameters>

@@ -12,6 +12,7 @@
 
 #include "ikbo/runtime/tensor.h"
 #include "server/request_body.h"
+#include "server/request_record.h"
 
 namespace ikbo::server {
 
@@ -19,7 +20,7 @@ struct HttpRequest {
   std::string method;                       // "GET"
   std::string target;                       // "/v2/models/m/infer"
   std::shared_ptr<const RequestBody> body;  // never null
-  std::chrono::steady_clock::time_point received = std::chrono::steady_clock::now();
+  std::shared_ptr<RequestRecord> record = std::make_shared<RequestRecord>();  // never null
 };
 
 // The body is `text`, then the bytes of `blobs` in order.

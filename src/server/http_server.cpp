@@ -72,6 +72,7 @@ class HttpServer::Impl {
                  router,
                  core.metrics,
                  core.request_memory,
+                 core.observer.has_value() ? &*core.observer : nullptr,
                  logger,
                  [this](Connection* ended) { forget(ended); }},
         io_(options.num_threads),

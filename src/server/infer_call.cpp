@@ -35,6 +35,13 @@ void check_shape(const Manifest& manifest, const TensorSpec& spec, const Shape& 
 
 }  // namespace
 
+void note_call(const InferCall& call, RequestRecord& record) {
+  record.id = call.id;
+  record.users = call.request.num_users;
+  record.candidates = call.request.num_candidates;
+  record.queued = RequestRecord::Clock::now();
+}
+
 std::string show_shape(const Shape& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {

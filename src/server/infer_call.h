@@ -15,7 +15,7 @@
 #include "ikbo/runtime/batch.h"
 #include "ikbo/runtime/manifest.h"
 #include "server/request_error.h"
-#include "server/request_times.h"
+#include "server/request_record.h"
 
 namespace ikbo::server {
 
@@ -30,8 +30,10 @@ struct InferCall {
   std::optional<std::chrono::microseconds> timeout;  // from the request's arrival to its run
   std::vector<WantedOutput> outputs;
   runtime::Request request;
-  RequestTimes times;
 };
+
+// Writes what is known of a decoded request, and that it is decoded now.
+void note_call(const InferCall& call, RequestRecord& record);
 
 template <typename... Parts>
 [[noreturn]] void bad_request(const runtime::Manifest& manifest, const Parts&... parts) {

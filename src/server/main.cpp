@@ -20,6 +20,7 @@
 #include "server/log.h"
 #include "server/package_gate.h"
 #include "server/router.h"
+#include "server/spec_cost.h"
 
 namespace ikbo::server {
 namespace {
@@ -56,11 +57,12 @@ void serve_until_stopped(const Config& config, const Arguments& arguments, const
   if (!config.no_grpc) {
     grpc.emplace(config.grpc, config.tls, core, logger);
   }
-  logger.write(LogLevel::kInfo, "listening",
-               {{"host", config.http.host},
-                {"port", http.port()},
-                {"grpc_port", grpc.has_value() ? std::to_string(grpc->port()) : "none"},
-                {"tls", config.tls.is_enabled() ? "on" : "off"}});
+  logger.write(
+      LogLevel::kInfo, "listening",
+      {{"host", config.http.host},
+       {"port", http.port()},
+       grpc.has_value() ? LogField("grpc_port", grpc->port()) : LogField("grpc_port", "none"),
+       {"tls", config.tls.is_enabled() ? "on" : "off"}});
   const auto on_stop = [&] {
     core.is_stopping = true;
     if (grpc.has_value()) {
@@ -102,6 +104,7 @@ OpenPackage opener(const Config& config) {
 int check(const Config& config, const Logger& logger) {
   check_options(config, logger);
   for (const PackageFile& file : find_packages(config.packages, opener(config))) {
+    SpecCosts::of_spec(file.package.manifest().spec_json);
     warn_of_missing_digests(file.package, logger);
   }
   std::printf("# this process has %d cores and %zu bytes of memory\n%s", config.host.cores,
@@ -118,6 +121,7 @@ int serve(const Config& config, const Arguments& arguments, const Logger& logger
                 {"threads_per_run", config.model.threads_per_run},
                 {"max_request_memory", config.max_request_memory}});
   Core core(config.max_request_memory, std::move(tokens));
+  core.observer.emplace(config.observer, logger, core.metrics);
   core.repository.emplace(RepositoryOptions{.sources = config.packages,
                                             .open = opener(config),
                                             .load =
@@ -143,7 +147,7 @@ int main(int argc, char** argv) {
   if (!config.has_value()) {
     return exit_code;
   }
-  const ikbo::server::Logger logger(config->log_level);
+  const ikbo::server::Logger logger(config->log_level, config->log_format);
   ikbo::server::keep_freed_memory(config->host);
   try {
     return config->is_check ? ikbo::server::check(*config, logger)

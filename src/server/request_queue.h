@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <variant>
 #include <vector>
 
@@ -25,7 +26,7 @@
 #include "server/admission.h"
 #include "server/memory_budget.h"
 #include "server/request_error.h"
-#include "server/request_times.h"
+#include "server/request_record.h"
 
 namespace ikbo::server {
 
@@ -39,7 +40,7 @@ struct RequestTerms {
   // Where the memory that splitting and joining take is counted; nullptr: nowhere. Outlives the
   // answer.
   MemoryBudget* memory = nullptr;
-  RequestTimes* times = nullptr;  // set before the answer; may be nullptr
+  std::shared_ptr<RequestRecord> record = nullptr;  // gets the times of the run; may be null
 };
 
 // A request, or a part of one.

@@ -32,7 +32,8 @@ class Router {
   void route_repository(const Path& path, HttpRequest& request, const Finish& finish);
   void infer(const ServedModels::Handle& model, HttpRequest& request, const Finish& finish);
   HttpReply infer_reply(ServedModel& model, const struct InferCall& call,
-                        const Batcher::Outcome& outcome) const;
+                        const Batcher::Outcome& outcome,
+                        const std::shared_ptr<RequestRecord>& record) const;
   static HttpReply ready_reply(bool is_ready, std::string text);
 
   Core& core_;

@@ -106,7 +106,7 @@ std::vector<QueueEntry> split_request(const std::shared_ptr<const runtime::Model
          .terms = {.deadline = terms.deadline,
                    .is_abandoned = [joiner] { return joiner->is_abandoned(); },
                    .memory = nullptr,
-                   .times = nullptr},
+                   .record = terms.record},
          .arrival = arrival,
          .is_last_part = i + 1 == cut.parts.size()});
   }

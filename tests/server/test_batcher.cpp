@@ -38,18 +38,18 @@ TEST_F(BatcherTest, MergedAnswersEqualLoneAnswersBitwise) {
 TEST_F(BatcherTest, NotesTheTimeInTheQueueAndInTheModel) {
   start({.max_users = 1});
   occupy_worker();
-  RequestTimes first_times;
-  RequestTimes second_times;
+  const auto first_record = std::make_shared<RequestRecord>();
+  const auto second_record = std::make_shared<RequestRecord>();
   const runtime::Request request = make_request(1, 3, 1);
-  auto first = submit(request, {.times = &first_times});
-  auto second = submit(request, {.times = &second_times});
+  auto first = submit(request, {.record = first_record});
+  auto second = submit(request, {.record = second_record});
   executor_->set_delay(milliseconds(20));
   executor_->set_open(true);
   expect_answered(first, request);
   expect_answered(second, request);
-  EXPECT_GE(first_times.ran, milliseconds(20));
-  EXPECT_GE(second_times.ran, milliseconds(20));
-  EXPECT_GE(second_times.queued, first_times.queued + milliseconds(20));
+  EXPECT_GE(first_record->infer, milliseconds(20));
+  EXPECT_GE(second_record->infer, milliseconds(20));
+  EXPECT_GE(second_record->run_begin, first_record->run_begin + milliseconds(20));
 }
 
 TEST_F(BatcherTest, AnIdleWorkerRunsAtOnce) {

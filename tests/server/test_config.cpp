@@ -160,6 +160,29 @@ TEST_F(ConfigTest, RemoteAddressesNeedAFlag) {
   expect_contains(refused("localhost", true), "--host: must be an IP address; got localhost");
 }
 
+TEST_F(ConfigTest, ReadsWhatIsToBeObserved) {
+  auto config = parse({"--model", path("a.pt2")});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->log_format, LogFormat::kText);
+  EXPECT_EQ(config->observer.slow_request.count(), 0);
+  EXPECT_EQ(config->observer.otlp_endpoint, "");
+  expect_contains(config->text, "log-level = info\nlog-format = text\n");
+  expect_contains(config->text, "trace-sample-rate = 0.01\nservice-name = ikbo-server\n");
+  config = parse({"--model", path("a.pt2"), "--log-format", "json", "--slow-request-ms", "20",
+                  "--otlp-endpoint", "http://[::1]:4318", "--trace-sample-rate", "1"});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->log_format, LogFormat::kJson);
+  EXPECT_EQ(config->observer.slow_request, std::chrono::milliseconds(20));
+  EXPECT_EQ(config->observer.otlp_endpoint, "http://[::1]:4318");
+  EXPECT_EQ(config->observer.trace_sample_rate, 1);
+  expect_contains(config->text, "otlp-endpoint = http://[::1]:4318\n");
+  const std::string model = "model = " + path("a.pt2") + "\n";
+  expect_refused(model + "otlp-endpoint = https://a\n", "must be a URL http://host[:port][/path]");
+  expect_refused(model + "trace-sample-rate = 1.5\n", "--trace-sample-rate");
+  expect_refused(model + "log-format = xml\n", "--log-format");
+  expect_refused(model + "slow-request-ms = -1\n", "--slow-request-ms");
+}
+
 TEST_F(ConfigTest, ZerosAreSharesOfTheMachine) {
   const char* threads = std::getenv("OMP_NUM_THREADS");
   const std::string kept = threads == nullptr ? "" : threads;

@@ -65,7 +65,7 @@ TEST_F(RouterTest, AnswersHealthAndMetadata) {
 }
 
 TEST_F(RouterTest, RefusesWhatIsNotThere) {
-  expect_status(404, "GET", "/", "there is nothing at /");
+  expect_status(404, "GET", "/index.html", "there is nothing at /index.html");
   expect_status(404, "GET", "/v2/models", "there is nothing");
   expect_status(404, "GET", "/v2/models/m/config", "there is nothing");
   expect_status(404, "GET", "/v2/models/m/versions/7/infer/x", "there is nothing");
@@ -169,6 +169,35 @@ TEST_F(RouterTest, MeasuresWhatItAddsOnceTheAnswerIsSent) {
   expect_contains(ask("GET", "/metrics").text, count + "1\n");
 }
 
+TEST_F(RouterTest, TellsTheStatisticsOfOneVersionOrAll) {
+  ask("POST", "/v2/models/m/infer", testing::valid_json());
+  ask("POST", "/v2/models/m/infer", "{");
+  const std::string eight = ask("GET", "/v2/models/m/versions/8/stats").text;
+  expect_contains(eight, "{\"model_stats\":[{\"name\":\"m\",\"version\":\"8\",");
+  expect_contains(eight, "\"inference_count\":2,\"execution_count\":1,\"user_count\":1,");
+  expect_contains(eight, "\"success\":{\"count\":1,");
+  expect_contains(eight, "\"fail\":{\"count\":1,");
+  expect_contains(eight, "\"batch_stats\":[{\"batch_size\":2,\"compute_input\":{\"count\":1,");
+  const std::string both = ask("GET", "/v2/models/m/stats").text;
+  expect_contains(both, "\"version\":\"7\",\"last_inference\":0,\"inference_count\":0,");
+  expect_contains(both, "\"version\":\"8\",");
+  expect_status(404, "GET", "/v2/models/m/versions/9/stats", "has no version '9'");
+  expect_status(405, "POST", "/v2/models/m/stats", "method must be GET");
+}
+
+TEST_F(RouterTest, HasAStatusPageThatLoadsNothingFromElsewhere) {
+  const HttpReply page = ask("GET", "/status");
+  EXPECT_EQ(page.status, 200u);
+  EXPECT_EQ(page.content_type, "text/html; charset=utf-8");
+  ASSERT_EQ(page.headers.size(), 1u);
+  EXPECT_EQ(page.headers[0].first, "Content-Security-Policy");
+  expect_contains(page.headers[0].second, "default-src 'none'");
+  EXPECT_EQ(page.text.find("<!doctype html>"), 0u);
+  expect_contains(page.text, "</html>");
+  EXPECT_EQ(page.text.find("https://"), std::string::npos);
+  EXPECT_EQ(ask("GET", "/").text, page.text);
+}
+
 TEST_F(RouterTest, IsNotReadyWhileStopping) {
   core_.is_stopping = true;
   expect_status(503, "GET", "/v2/health/ready", "{\"ready\":false}");
@@ -195,13 +224,15 @@ TEST_F(RouterTest, SaysWhatNeedsWhichToken) {
       return false;
     }
   };
-  for (const char* target : {"/v2/health/live", "/v2/health/ready", "/v2/health/ready?x=1",
-                             "/v2/models/m/ready", "/v2/models/m/versions/7/ready"}) {
+  for (const char* target :
+       {"/v2/health/live", "/v2/health/ready", "/v2/health/ready?x=1", "/v2/models/m/ready",
+        "/v2/models/m/versions/7/ready", "/", "/status"}) {
     EXPECT_TRUE(is_open(target, "")) << target;
   }
   for (const char* target :
        {"/v2/models/m/infer", "/v2//models/m/infer", "/v2/%6dodels/m/infer", "/v2/models/m",
-        "/v2/models/m/versions/7/infer", "/v2", "/", "/metrics", "/v2/models/ready",
+        "/v2/models/m/versions/7/infer", "/v2", "/other", "/metrics", "/v2/models/ready",
+        "/v2/models/m/stats", "/v2/models/m/versions/7/stats", "/status/x",
         "/v2/models/m/infer/ready", "/v2/models/a%2Fready"}) {
     EXPECT_FALSE(is_open(target, "")) << target;
     EXPECT_TRUE(is_open(target, "Bearer infer-infer-infer")) << target;

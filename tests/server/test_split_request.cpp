@@ -186,6 +186,24 @@ TEST_F(SplitRequestTest, WhatItTakesIsCounted) {
   EXPECT_EQ(memory.used(), 0u);
 }
 
+TEST_F(SplitRequestTest, ItsRecordHasAllItsRuns) {
+  start({});
+  const auto record = std::make_shared<RequestRecord>();
+  auto future = submit(make_request(1, 40, 1), {.record = record});
+  ASSERT_TRUE(std::holds_alternative<runtime::Response>(get(future)));
+  EXPECT_EQ(record->num_runs, 3);  // 16, 16 and 8
+  EXPECT_EQ(record->run.candidates, 8);
+  metrics_.finish(*record, 200);
+  metrics_.observe_overhead(*record);
+  const std::string page = write_metrics({}, {{"m", "7", &metrics_}});
+  const std::string labels = "{model=\"m\",version=\"7\"} ";
+  testing::expect_contains(page, "ikbo_split_requests_total" + labels + "1\n");
+  testing::expect_contains(page, "ikbo_batch_requests_count" + labels + "3\n");
+  testing::expect_contains(page, "ikbo_batch_candidates_sum" + labels + "40\n");
+  testing::expect_contains(page, "ikbo_request_seconds_count" + labels + "1\n");
+  testing::expect_contains(page, "ikbo_overhead_seconds_count" + labels + "0\n");
+}
+
 TEST_F(SplitRequestTest, AnAnswerComesWhenItsQuestionIsForgotten) {
   Batcher& batcher = start({});
   runtime::Request request = make_request(1, 50, 1);

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ikbo
 from ikbo import _cli_costs, calibrate, cli
-from ikbo.transform import TransformedModule, estimate
+from ikbo.transform import TransformedModule, cost, estimate
 from ikbo.transform.choose import Forms, Range, best_of, range_of, regrets
 from ikbo.transform.cost import Formula
 from ikbo.transform.device_costs import FREE, SHIPPED, DeviceCosts, device_costs
@@ -287,3 +287,23 @@ def test_small_batches_of_packed_inputs() -> None:
     for wrong in ({"user": user}, {**parts, "more": user}, [user, cand], user):
         with pytest.raises(TypeError, match="must have the structure"):
             module(wrong, cand_to_user=index)
+
+
+class _Before(nn.Module):
+    """A matrix before columns, as in a cross network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(24, 32))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        return torch.matmul(self.matrix, item) + user
+
+
+@pytest.mark.parametrize(("width", "counted"), [(1, 1), (3, 3), (7, 7), (9, 16)])
+def test_a_matrix_before_few_columns_is_one_product(width: int, counted: int) -> None:
+    inputs = torch.randn(16, 24, width), torch.randn(16, 32, width)
+    program = ikbo.transform(_Before().eval(), inputs, ["user"]).captured.program
+    (node,) = [n for n in program.graph.nodes if n.target is torch.ops.aten.matmul.default]
+    symbols = {node.meta["val"].shape[0].node.expr: "B"}
+    assert cost.flops(node, symbols, 8) == Formula({(0, 1): 2.0 * 24 * 32 * counted})

@@ -324,3 +324,49 @@ def test_permutations_of_a_concatenation_are_of_the_first_one() -> None:
     got = walk.materialise(turned_twice)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
     assert got.data_ptr() == walk.materialise(x).data_ptr()
+
+
+class _Experts(nn.Module):
+    """Experts that each turn what they read, as DCN-Mix and MMoE with fields have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(nn.Linear(7, 1) for _ in range(3))
+        self.matrices = nn.Parameter(torch.randn(3, 4, 7))
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        rows = torch.cat([torch.tanh(user), torch.tanh(item), user[:, :1]], 1).unsqueeze(2)
+        gates = [gate(rows.squeeze(2)) for gate in self.gates]
+        experts = [torch.matmul(matrix, rows).squeeze(2) for matrix in self.matrices]
+        return torch.cat([*gates, *experts], 1)
+
+
+def test_parts_that_several_layers_read_are_joined_once() -> None:
+    inputs = torch.randn(16, 3), torch.randn(16, 3)
+    module = ikbo.transform(_Experts().eval(), inputs, ["user"])
+    joined = [n for n in module.exported_program.graph.nodes if n.target is aten.cat.default]
+    # The user's parts, with the axis added and without it, and the result.
+    assert len(joined) == 3
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"dim": 3}])
+def test_the_same_view_of_a_concatenation_is_the_same_form(kwargs: dict[str, int]) -> None:
+    d = Draw("viewed")
+    walk = d.walk()
+    x = d.concat(1, [2, 1])
+    args = () if kwargs else (3,)
+    first, second = (walk.apply(aten.squeeze.dim, x, *args, **kwargs) for _ in range(2))
+    assert first is second
+    assert walk.apply(aten.squeeze.dim, x, 2) is not first
+    assert walk.apply(aten.squeeze.dim, d.concat(1, [2, 1]), 3) is not first
+
+
+def test_views_are_told_apart_by_what_is_read_of_them() -> None:
+    d = Draw("live")
+    walk = d.walk()
+    x = d.concat(1, [2, 3])
+    whole = walk.apply(aten.permute.default, x, [0, 2, 1, 3])
+    walk.node_live = (2, 0, 1)
+    assert walk.apply(aten.permute.default, x, [0, 2, 1, 3]) is not whole
+    walk.node_live = None
+    assert walk.apply(aten.permute.default, x, [0, 2, 1, 3]) is whole

@@ -188,7 +188,8 @@ def flops(node: Node, symbols: Mapping[Any, Any], multiple: int = 1) -> Formula:
     if formula is None:
         return ZERO
 
-    step = multiple if node.target.overloadpacket in _ROUNDED else 1  # type: ignore[union-attr]
+    packet = node.target.overloadpacket  # type: ignore[union-attr]
+    step = multiple if packet in _ROUNDED and not _is_turned(node, multiple) else 1
 
     def shape(operand: Node) -> Any:
         return _rounded(_shape(operand), step)
@@ -197,6 +198,18 @@ def flops(node: Node, symbols: Mapping[Any, Any], multiple: int = 1) -> Formula:
     value = node.meta["val"]
     out_shape = _rounded(_dims(value), step) if isinstance(value, Tensor) else None
     return polynomial(formula(*args, **kwargs, out_shape=out_shape), symbols)
+
+
+def _is_turned(node: Node, multiple: int) -> bool:
+    """Whether a layer stands before fewer columns than a kernel takes: one product over all rows.
+
+    `W @ x [B, K, 1]` is `x [B, K] @ W.T`: no column of `x` is filled up.
+    """
+    if node.target is not aten.matmul.default:
+        return False
+    first, second = map(_shape, node.args)  # type: ignore[arg-type]
+    width = second[-1]
+    return len(first) == 2 < len(second) and isinstance(width, int) and width < multiple
 
 
 def moved_bytes(node: Node, symbols: Mapping[Any, Any]) -> Formula:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ikbo.transform import fields, merged, rowwise, scores
+from ikbo.transform import fields, merged, results, rowwise, scores
 from ikbo.transform import forms as f
 from ikbo.transform.constants import Constants
 from ikbo.transform.errors import TransformError
@@ -208,7 +208,7 @@ class Walk:
         self._depth += 1
         try:
             if self._depth > 1 or self.node not in self.kept:
-                return self._apply(target, *args, **kwargs)
+                return self._apply_once(target, args, kwargs)
             self.broadcasts.append((self.node, self.kept[self.node]))
             where = rowwise.batch_rows(target, args, kwargs) or self.node_rows
             return self._at_candidates(target, args, kwargs, None, where)
@@ -219,6 +219,13 @@ class Walk:
     def live(self) -> tuple[int, int, int] | None:
         """What is read of the result of the model's own operator, not of what its rules apply."""
         return self.node_live if self._depth <= 1 else None
+
+    def _apply_once(self, target: Any, args: Any, kwargs: Any) -> Any:
+        view = results.view_of(target, args, kwargs)
+        if view is None:
+            return self._apply(target, *args, **kwargs)
+        what = f"{view.what} {self.live}"
+        return self.once(what, view.form, lambda: self._apply(target, *args, **kwargs))
 
     def _apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
         for rule in rules_of(target):
@@ -266,7 +273,9 @@ class Walk:
             lambda x: x.tensor if isinstance(x, Const) else f.at(x, 1), (args, kwargs)
         )
         out = self.constants.fold(lambda: target(*args, **kwargs))
-        return _wrap(lambda t, rows: Const(t, rows, names[0] if names else "constant"), out, where)
+        return results.wrapped(
+            lambda t, rows: Const(t, rows, names[0] if names else "constant"), out, where
+        )
 
     def _at_users(self, target: Any, args: Any, kwargs: Any, where: Any) -> Any:
         def read(x: Any) -> Any:
@@ -275,7 +284,7 @@ class Walk:
             return f.at(x, self.num_users)
 
         args, kwargs = f.map_leaves(read, (args, kwargs))
-        return _wrap(User, fields.called(target, args, kwargs), where)
+        return results.wrapped(User, fields.called(target, args, kwargs), where)
 
     def _at_candidates(self, target: Any, args: Any, kwargs: Any, reason: Any, where: Any) -> Any:
         def read(x: Any) -> Any:
@@ -284,16 +293,4 @@ class Walk:
             return f.at(x, self.num_candidates)
 
         args, kwargs = f.map_leaves(read, (args, kwargs))
-        return _wrap(Cand, fields.called(target, args, kwargs), where)
-
-
-def _wrap(kind: Callable[[Tensor, Any], Any], out: Any, where: Any) -> Any:
-    if isinstance(out, Tensor):
-        return kind(out, where)
-    if not isinstance(out, tuple | list):
-        raise TransformError(
-            f"ikbo.transform: an operator returns a {type(out).__name__} read from a tensor; the "
-            "pass needs tensors only: keep the value in a tensor"
-        )
-    rows = where if isinstance(where, tuple) else (where,) * len(out)
-    return tuple(kind(t, r) for t, r in zip(out, rows, strict=True))
+        return results.wrapped(Cand, fields.called(target, args, kwargs), where)

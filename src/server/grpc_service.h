@@ -36,6 +36,14 @@ using CallbackService = InferenceService::WithCallbackMethod_ServerLive<
                                 InferenceService::WithCallbackMethod_RepositoryModelUnload<
                                     InferenceService::Service>>>>>>>>>;
 
+// Answers a call now.
+inline grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
+                                        const grpc::Status& status = grpc::Status::OK) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(status);
+  return reactor;
+}
+
 class GrpcService final : public CallbackService {
  public:
   explicit GrpcService(Core& core) : core_(core) {}

@@ -109,7 +109,7 @@ TEST_F(ConfigTest, UnknownKeysAndVariablesAreErrors) {
   expect_refused("port =\n", "got 'port ='");
   expect_refused("= 7\n", "a line must be 'key = value'");
   expect_refused(model + "port = seven\n", "--port");
-  expect_refused("port = 1\n", "--model is required");
+  expect_refused("port = 1\n", "--model or --model-repository is required");
   set("IKBO_OPTION_PROT", "1");
   EXPECT_FALSE(parse({"--model", path("a.pt2")}).has_value());
   expect_contains(output_, "IKBO_OPTION_PROT must stand for a flag");

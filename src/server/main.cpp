@@ -104,6 +104,7 @@ OpenPackage opener(const Config& config) {
 int check(const Config& config, const Logger& logger) {
   check_options(config, logger);
   for (const PackageFile& file : find_packages(config.packages, opener(config))) {
+    runtime::check_model_options(file.package, config.model);
     SpecCosts::of_spec(file.package.manifest().spec_json);
     warn_of_missing_digests(file.package, logger);
   }

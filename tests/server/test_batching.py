@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,8 @@ from tests.server.serving import (
     Server,
     eager,
     make_inputs,
+    place,
+    running,
 )
 from tests.server.test_server import metrics
 
@@ -111,6 +116,46 @@ def test_a_user_of_many_requests_has_one_row(start_server: StartServer, ranker: 
     runs = counts[f"ikbo_run_seconds_count{{{LABELS}}}"]
     # At most one user is in a run: without sharing, no two requests would be.
     assert shared == num_clients * num_requests - runs > 0
+
+
+def test_a_model_that_is_switched_splits_shares_and_counts_on(
+    ranker: Served, tmp_path: Path
+) -> None:
+    """Loaded again under load: no request is lost, wrong or not counted."""
+    package = tmp_path / "ranker.pt2"
+    place(ranker.package, package, version="3")
+    flags = ("--model-repository", str(tmp_path), "--allow-repository-changes")
+    flags += ("--max-batch-users", "1", "--max-batch-candidates", "400")
+    user = make_inputs(1, 1, seed=5)["x_user"]
+    is_over = threading.Event()
+
+    def ask_often(number: int) -> int:
+        ask = http_and_grpc(server)[number % 2]
+        for i in itertools.count():
+            inputs = make_inputs(1, 450 + number, seed=100 * number + i) | {"x_user": user}
+            parameters = {"user_key": "ann"}
+            assert_answer(ask(inputs, parameters=parameters, timeout=60_000_000), ranker, inputs)
+            if is_over.is_set():
+                return i + 1
+        raise AssertionError
+
+    with running([], *flags) as server, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask_often, number) for number in range(4)]
+        try:
+            with tritonclient.http.InferenceServerClient(server.address) as client:
+                for _ in range(3):
+                    place(ranker.package, package, version="3")
+                    client.load_model("ranker")
+        finally:
+            is_over.set()
+        num_requests = sum(future.result() for future in asked)
+        counts = metrics(server)
+        assert sum("event=model_loaded" in line for line in server.log) == 4
+    assert counts[f'ikbo_requests_total{{{LABELS},code="200"}}'] == num_requests
+    assert counts[f"ikbo_split_requests_total{{{LABELS}}}"] == num_requests
+    assert counts[f"ikbo_batch_requests_sum{{{LABELS}}}"] == 2 * num_requests
+    assert counts[f"ikbo_request_seconds_count{{{LABELS}}}"] == num_requests
+    assert counts[f"ikbo_shared_users_total{{{LABELS}}}"] > 0
 
 
 def test_a_deadline_that_cannot_be_kept_is_refused_at_once(

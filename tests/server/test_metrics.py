@@ -176,6 +176,8 @@ def test_the_dashboard_names_metrics_that_exist(server: Server) -> None:
     for variable in dashboard["templating"]["list"]:
         named |= set(re.findall(r"\bikbo_\w+", str(variable.get("query", ""))))
     assert named <= known, f"unknown: {named - known}"
+    drawn = {re.sub("_(bucket|sum|count)$", "", name) for name in named}
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in known} == drawn
     assert labels <= {"model", "version", "job", "instance"}
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)

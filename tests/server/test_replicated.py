@@ -114,6 +114,9 @@ def test_an_impossible_replication_ends_the_process(
     package: Path = request.getfixturevalue(fixture).package
     command = [str(server_path()), f"--model={package}", f"--replicated={names}", "--port=0"]
     command += ["--no-grpc", f"--ops-library={ops_library_path()}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert f"{package}: " in done.stderr and text in done.stderr
+    for flags in ([], ["--check-config"]):
+        done = subprocess.run(
+            [*command, *flags], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1
+        assert f"{package}: " in done.stderr and text in done.stderr

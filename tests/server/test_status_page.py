@@ -122,6 +122,18 @@ def test_charts_are_drawn_from_live_metrics(transformed_package: Path, tmp_path:
     assert [option["value"] for option in page.elements("option")] == ["", "model 7"]
 
 
+def test_it_asks_for_the_token_that_the_server_wants(
+    transformed_package: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("infer-infer-infer")
+    with running([transformed_package], "--infer-token-file", str(tmp_path / "token")) as server:
+        page = visit(server, tmp_path)
+    (field,) = page.elements("input")
+    assert field["id"] == "token" and "hidden" not in field
+    assert "/metrics answers 401" in page.dom
+    assert lines_of(page) == {}
+
+
 def test_without_requests_there_is_nothing_to_complain_about(
     transformed_package: Path, tmp_path: Path
 ) -> None:

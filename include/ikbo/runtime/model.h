@@ -75,6 +75,9 @@ struct ModelOptions {
   std::vector<std::string> replicated_inputs;
 };
 
+// Throws ikbo::Error where Model::load would for these options, without loading the package's code.
+void check_model_options(const Package& package, const ModelOptions& options);
+
 class Model {
  public:
   // Loads the operator library (once per process), checks that every operator schema of the

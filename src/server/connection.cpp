@@ -49,14 +49,11 @@ RequestError no_memory() {
 }
 
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext& context)
-    : stream_(std::move(socket), context.tls), context_(context) {
+    : context_(context), end_{context, this}, stream_(std::move(socket), context.tls) {
   ++context_.metrics.connections;
 }
 
-Connection::~Connection() {
-  --context_.metrics.connections;
-  context_.on_end(this);
-}
+Connection::~Connection() { --context_.metrics.connections; }
 
 void Connection::start() {
   asio::dispatch(stream_.get_executor(), [self = shared_from_this()] {

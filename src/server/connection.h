@@ -95,8 +95,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void begin_record();
   void end_record();
 
-  ClientStream stream_;
+  // Tells the server when all else here is gone, which uses what the server owns.
+  struct End {
+    ~End() { context.on_end(connection); }
+    ConnectionContext& context;
+    Connection* connection;
+  };
+
   ConnectionContext& context_;
+  const End end_;  // before what is to be gone
+  ClientStream stream_;
   boost::beast::flat_buffer buffer_{kMaxBuffered};  // bytes received beyond what was asked for
   std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;
   std::size_t head_bytes_ = 0;  // of this request, parsed so far

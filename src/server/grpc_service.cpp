@@ -197,19 +197,24 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
     auto call = std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(message)));
     note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
-    model->submit(std::move(inputs),
-                  [=, this](const Batcher::Outcome& outcome) {
-                    const grpc::Status status = answer(*model, *call, outcome, response, *record);
-                    end_record(record);
-                    reactor->Finish(status);
-                    if (status.ok()) {
-                      model->metrics.observe_overhead(*record);
-                    }
-                  },
-                  {.deadline = deadline_of(*context, *call),
-                   .is_abandoned = [context] { return context->IsCancelled(); },
-                   .memory = &core_.request_memory,
-                   .record = record});
+    model->submit(
+        std::move(inputs),
+        // Once the call has finished the server may end: until then all is let go of but
+        // what is the request's own.
+        [=, this, used = model, metrics = model->shared_metrics](Batcher::Outcome outcome) mutable {
+          const grpc::Status status = answer(*used, *call, outcome, response, *record);
+          outcome = runtime::Response();
+          used.reset();
+          end_record(record);
+          reactor->Finish(status);
+          if (status.ok()) {
+            metrics->observe_overhead(*record);
+          }
+        },
+        {.deadline = deadline_of(*context, *call),
+         .is_abandoned = [context] { return context->IsCancelled(); },
+         .memory = &core_.request_memory,
+         .record = record});
   } catch (const RequestError& error) {
     model->metrics.finish(*record, info_of(error.kind()).status);
     throw;

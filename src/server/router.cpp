@@ -237,7 +237,7 @@ void Router::route_repository(const Path& path, HttpRequest& request, const Fini
 }
 
 void Router::infer(const ServedModels::Handle& model, HttpRequest& request, const Finish& finish) {
-  const std::shared_ptr<RequestRecord> record = request.record;
+  const std::shared_ptr<RequestRecord>& record = request.record;
   record->model = model->manifest().model_name;
   record->version = model->manifest().model_version;
   try {
@@ -251,8 +251,12 @@ void Router::infer(const ServedModels::Handle& model, HttpRequest& request, cons
     }
     model->submit(
         std::move(inputs),
-        [this, model, call, finish, record](Batcher::Outcome outcome) {
-          finish([this, model, call, record, outcome = std::move(outcome)] {
+        // All but the way back goes with the reply: a worker may let go of this later than the
+        // server ends.
+        [this, model = model, call, finish,
+         record = request.record](Batcher::Outcome outcome) mutable {
+          finish([this, model = std::move(model), call = std::move(call),
+                  record = std::move(record), outcome = std::move(outcome)] {
             return infer_reply(*model, *call, outcome, record);
           });
         },

@@ -31,7 +31,7 @@ class Joiner {
         joined_(model_->manifest(), request.num_users, request.num_candidates),
         done_(std::move(done)),
         is_abandoned_(std::move(is_abandoned)),
-        lease_(std::make_shared<MemoryBudget::Lease>(std::move(lease))) {}
+        lease_(std::move(lease)) {}
 
   // The places of the parts; before any of them is queued.
   void expect(runtime::CutRequest cut) {
@@ -46,8 +46,9 @@ class Joiner {
     joined_.add(cut_, part, std::get<Response>(outcome));
     if (--num_missing_ == 0) {
       Response whole = joined_.take();
+      const auto lease = std::make_shared<MemoryBudget::Lease>(std::move(lease_));
       for (runtime::Tensor& output : whole.outputs) {
-        output.owner = std::make_shared<CountedStorage>(CountedStorage{output.owner, lease_});
+        output.owner = std::make_shared<CountedStorage>(CountedStorage{output.owner, lease});
       }
       end(std::move(whole));
     }
@@ -66,6 +67,8 @@ class Joiner {
       if (std::exchange(has_ended_, true)) {
         return;
       }
+      // The budget may end soon after the answer.
+      const MemoryBudget::Lease returned = std::move(lease_);
     }
     done_(std::move(outcome));
   }
@@ -75,7 +78,7 @@ class Joiner {
   runtime::JoinedResponse joined_;
   const InferDone done_;
   const std::function<bool()> is_abandoned_;
-  const std::shared_ptr<MemoryBudget::Lease> lease_;
+  MemoryBudget::Lease lease_;  // until the outputs have it
   std::atomic<std::size_t> num_missing_ = 0;
   mutable std::mutex mutex_;
   bool has_ended_ = false;  // guarded by mutex_

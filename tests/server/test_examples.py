@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
+from ikbo._load import ops_library_path
 from tests.server.serving import REPOSITORY, Server, running, server_path
 
 
@@ -31,9 +33,7 @@ class Documented(nn.Module):
         return {"score": self.linear(torch.cat([user, x_cand], dim=1))}
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("documented") / "ranker.pt2"
+def write_package(path: Path, version: str) -> Path:
     ikbo.package(
         Documented().eval(),
         path,
@@ -46,9 +46,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_users=8,
         max_candidates=4096,
         name="ranker",
-        version="3",
+        version=version,
     )
     return path
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_package(tmp_path_factory.mktemp("documented") / "ranker.pt2", "3")
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +84,12 @@ def shell(script: str, folder: Path, **variables: str) -> str:
 
 def test_every_example_is_run_here() -> None:
     kinds = [
-        kind for block in examples() for kind in ("$ curl", "/infer", "openssl") if kind in block
+        kind
+        for block in examples()
+        for kind in ("$ curl", "/infer", "openssl", "repository")
+        if kind in block
     ]
-    assert sorted(kinds) == ["$ curl", "/infer", "openssl"] and len(examples()) == 3
+    assert sorted(kinds) == ["$ curl", "/infer", "openssl", "repository"] and len(examples()) == 4
 
 
 @pytest.mark.parametrize("block", [x for x in examples() if x.startswith("$ ")])
@@ -99,17 +107,42 @@ def test_requests(block: str, documented: Server, tmp_path: Path) -> None:
     assert (score["name"], score["shape"], len(score["data"])) == ("score", [2, 2], 4)
 
 
-@pytest.mark.parametrize("block", [x for x in examples() if "openssl" in x])
-def test_tls_from_no_certificates(block: str, package: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    (tmp_path / "ranker.pt2").symlink_to(package)
-    assert block.count("ikbo-server") == 1 and block.count("localhost:8000") == 1
-    script = block.replace("localhost:8000", f"localhost:{port}").rstrip()
-    shell(
-        f"trap 'kill $!; wait' EXIT\n{script} -sS --fail --max-time 60",
-        tmp_path,
+        return str(free.getsockname()[1])
+
+
+def serve_in_shell(block: str, folder: Path, port: str, **variables: str) -> str:
+    """Runs a block that starts a server in the background, and ends that."""
+    assert block.count("ikbo-server") == 1
+    return shell(
+        "trap 'kill $!; wait' EXIT\n" + block.replace("localhost:8000", f"localhost:{port}"),
+        folder,
         PATH=f"{server_path().parent}:{os.environ['PATH']}",
         IKBO_OPTION_PORT=port,
         IKBO_OPTION_GRPC_PORT="0",
+        **variables,
     )
+
+
+@pytest.mark.parametrize("block", [x for x in examples() if "openssl" in x])
+def test_tls_from_no_certificates(
+    block: str, package: Path, tmp_path: Path, free_port: str
+) -> None:
+    (tmp_path / "ranker.pt2").symlink_to(package)
+    serve_in_shell(block.rstrip() + " -sS --fail --max-time 60", tmp_path, free_port)
+
+
+@pytest.mark.parametrize("block", [x for x in examples() if "repository" in x])
+def test_a_repository(block: str, package: Path, tmp_path: Path, free_port: str) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    shutil.copy(package, models / "ranker-3.pt2")
+    write_package(tmp_path / "ranker-4.pt2", "4")
+    block = re.sub(r"(?<=\s)/models", str(models), block)
+    block = block.replace("libikbo_ops.so", str(ops_library_path()))
+    block = block.replace("curl ", "curl -sS --fail --max-time 60 ")
+    what_is_served = "curl -sS localhost:8000/v2/models/ranker"
+    printed = serve_in_shell(f"set -e\n{block}{what_is_served}", tmp_path, free_port)
+    assert json.loads(printed[printed.rindex('{"name":"ranker"') :])["versions"] == ["4"]

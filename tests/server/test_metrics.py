@@ -19,7 +19,6 @@ from tritonclient.utils import InferenceServerException
 from ikbo.transform import TransformedModule
 from tests.server.conftest import StartServer
 from tests.server.serving import (
-    MAX_CANDIDATES,
     REPOSITORY,
     WIRE_NAMES,
     Arrays,
@@ -61,7 +60,7 @@ def test_the_page_is_prometheus_text(start_server: StartServer) -> None:
     for num_users, num_candidates in ((1, 5), (2, 300), (3, 90)):
         ask(server, "ranker", make_inputs(num_users, num_candidates, seed=1))
     with pytest.raises(InferenceServerException):
-        ask(server, "ranker", make_inputs(1, MAX_CANDIDATES + 1, seed=1))
+        ask(server, "ranker", make_inputs(1, 5, seed=1) | {"x_other": np.zeros((1, 3), np.float32)})
     found = families(server)
     for family in found.values():
         assert family.type in ("counter", "gauge", "histogram"), family
@@ -129,7 +128,7 @@ def test_statistics_as_tritonclient_reads_them(start_server: StartServer) -> Non
     ask(server, "ranker", make_inputs(1, 257, seed=1))
     ask(server, "ranker", make_inputs(1, 1, seed=1))
     with pytest.raises(InferenceServerException):
-        ask(server, "ranker", make_inputs(1, MAX_CANDIDATES + 1, seed=1))
+        ask(server, "ranker", make_inputs(1, 5, seed=1) | {"x_other": np.zeros((1, 3), np.float32)})
     with triton.InferenceServerClient(server.address) as client:
         (stats,) = client.get_inference_statistics("ranker")["model_stats"]
         assert client.get_inference_statistics("ranker", "3")["model_stats"] == [stats]

@@ -128,6 +128,7 @@ def test_what_a_folder_leads_to_is_refused(plain: Served, tmp_path: Path) -> Non
     shutil.copy(plain.package, tmp_path / "models" / "plain.pt2")
     assert check_config(*flags).returncode == 0
     with running([], *map(str, flags), "--allow-repository-changes") as server:
+        assert ask(server, "GET", "/v2/health/ready", None).status == 200
         (tmp_path / "models" / "link.pt2").symlink_to(plain.package)
         answer = ask(server, "POST", "/v2/repository/models/plain/load", None, "{}")
         assert answer.status == 500

@@ -157,8 +157,9 @@ void Batcher::submit(runtime::Request request, Done done, RequestTerms terms) {
   } else {
     lock.unlock();
     std::vector<QueueEntry> parts =
-        split_request(model_, std::move(request), std::move(done), std::move(terms), now,
-                      options_.max_users, options_.max_candidates);
+        split_request(model_, request, std::move(done), std::move(terms), now, options_.max_users,
+                      options_.max_candidates);
+    request = {};  // the parts hold what they need
     lock.lock();
     require_room();
     for (QueueEntry& part : parts) {

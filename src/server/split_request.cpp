@@ -87,9 +87,9 @@ class Joiner {
 }  // namespace
 
 std::vector<QueueEntry> split_request(const std::shared_ptr<const runtime::Model>& model,
-                                      runtime::Request request, InferDone done, RequestTerms terms,
-                                      QueueEntry::Clock::time_point arrival, std::int64_t max_users,
-                                      std::int64_t max_candidates) {
+                                      const runtime::Request& request, InferDone done,
+                                      RequestTerms terms, QueueEntry::Clock::time_point arrival,
+                                      std::int64_t max_users, std::int64_t max_candidates) {
   const runtime::Manifest& manifest = model->manifest();
   MemoryBudget::Lease lease;
   if (terms.memory != nullptr) {
@@ -102,6 +102,7 @@ std::vector<QueueEntry> split_request(const std::shared_ptr<const runtime::Model
   runtime::CutRequest cut =
       runtime::cut(manifest, request, std::max<std::int64_t>(max_users, 1), max_candidates);
   std::vector<QueueEntry> entries;
+  entries.reserve(cut.parts.size());
   for (std::size_t i = 0; i < cut.parts.size(); ++i) {
     entries.push_back(
         {.request = std::exchange(cut.parts[i].request, {}),

@@ -18,8 +18,8 @@ namespace ikbo::server {
 // `terms.memory` has no room for what is copied and for the joined outputs; then `done` is never
 // called.
 std::vector<QueueEntry> split_request(const std::shared_ptr<const runtime::Model>& model,
-                                      runtime::Request request, InferDone done, RequestTerms terms,
-                                      QueueEntry::Clock::time_point arrival, std::int64_t max_users,
-                                      std::int64_t max_candidates);
+                                      const runtime::Request& request, InferDone done,
+                                      RequestTerms terms, QueueEntry::Clock::time_point arrival,
+                                      std::int64_t max_users, std::int64_t max_candidates);
 
 }  // namespace ikbo::server

@@ -104,12 +104,15 @@ bool is_older_version(std::string_view a, std::string_view b) {
 
 std::vector<PackageFile> find_packages(const PackageSources& sources, const OpenPackage& open) {
   std::vector<PackageFile> found;
+  found.reserve(sources.files.size());
   for (const std::string& path : sources.files) {
     found.push_back(open_file(path, open));
   }
   for (const std::string& folder : sources.folders) {
+    const std::vector<std::string> paths = packages_below(folder);
     std::vector<PackageFile> inside;
-    for (const std::string& path : packages_below(folder)) {
+    inside.reserve(paths.size());
+    for (const std::string& path : paths) {
       inside.push_back(open_file(path, open));
     }
     std::ranges::sort(inside, is_before);

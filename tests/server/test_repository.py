@@ -243,7 +243,7 @@ def test_memory_of_old_versions_is_given_back(ranker: Served, tmp_path: Path) ->
         of_one, _ = held()
         assert of_one > 0
         switch_to("2")
-        # The loader never unmaps the first library: others use its unique symbols (of std::regex).
+        # glibc never unmaps the first library: others use its unique symbols (of std::regex).
         wait_until(lambda: held()[0] <= 2 * of_one)
         before = held()
         for version in ("3", "4", "5"):

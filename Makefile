@@ -68,11 +68,12 @@ format: env  ## rewrite the sources as the formatters want them
 bench models: export MALLOC_MMAP_THRESHOLD_ := 33554432
 bench models: export MALLOC_TOP_PAD_ := 67108864
 bench models: export MALLOC_TRIM_THRESHOLD_ := 1073741824
-bench: setup-cpu  ## measure operators, training, nets and the served demo here, into bench/results/
+bench: setup-cpu  ## measure operators, training, nets, the served demo and the server here, into bench/results/
 	$(PY) bench/bench_ops_cpu.py
 	$(PY) bench/bench_training.py
 	$(PY) -m bench.bench_end_to_end
 	$(PY) -m examples.movielens --results
+	$(PY) -m bench.bench_serve
 
 MODELS := build/models-site
 $(MODELS)/.installed: requirements/models.txt

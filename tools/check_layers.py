@@ -25,8 +25,9 @@ IKBO = r"ikbo/\w+\.h"
 ERROR_AND_TYPES = r"ikbo/(error|types)\.h"
 RUNTIME = r"ikbo/runtime/.+"
 FULL_TORCH = rf"(?!{STABLE_TORCH})(torch|ATen|c10)/.+"
-LIBRARIES = (r"simdjson\.h", r"zip\.h", r"CLI/CLI\.hpp")
+LIBRARIES = (r"simdjson\.h", r"zip\.h", r"CLI/CLI\.hpp", r"openssl/.+")
 PROTOBUF = r"google/protobuf/.+|open_inference\.pb\.h"
+BENCHMARK = r"benchmark/benchmark\.h"
 GRPC = r"grpc(pp)?/.+|open_inference\.grpc\.pb\.h"
 
 
@@ -39,7 +40,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("include/ikbo", (STD, IKBO)),
+    Layer("include/ikbo", (STD, IKBO, r"std(def|int)\.h")),
     Layer("include/ikbo/runtime", (STD, ERROR_AND_TYPES, RUNTIME)),
     Layer("src/common", (STD, IKBO, r"common/.+")),
     Layer("src/kernels", (STD, IKBO, r"common/.+", CUDA, r"cute/.+", r"cutlass/.+")),
@@ -61,6 +62,7 @@ LAYERS = (
             *LIBRARIES,
         ),
     ),
+    Layer("src/c_api", (STD, ERROR_AND_TYPES, RUNTIME, r"ikbo/ikbo\.h")),
     Layer(
         "src/server",
         (
@@ -77,18 +79,28 @@ LAYERS = (
         ),
     ),
     Layer("bench", (STD, IKBO, CUDA, r"kernels/.+")),
+    Layer(
+        "bench/serve",
+        (STD, POSIX, RUNTIME, r"server/.+", r"boost/.+", PROTOBUF, GRPC, BENCHMARK, *LIBRARIES),
+    ),
     Layer("tests", (STD, POSIX, IKBO, RUNTIME, TEST)),
     Layer(
         "tests/ops",
         (STD, IKBO, TEST, r"(cpu|common|torch_ops)/.+", STABLE_TORCH),
     ),
     Layer("tests/kernels", (STD, IKBO, TEST, r"kernels/.+")),
-    Layer("tests/runtime", (STD, POSIX, IKBO, RUNTIME, TEST, r"runtime/.+", r"zip\.h")),
+    Layer(
+        "tests/runtime",
+        (STD, POSIX, IKBO, RUNTIME, TEST, r"runtime/.+", r"zip\.h", r"openssl/.+"),
+    ),
     Layer(
         "tests/server",
         (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", r"boost/.+", *LIBRARIES),
     ),
-    Layer("tests/fuzz", (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", PROTOBUF)),
+    Layer(
+        "tests/fuzz",
+        (STD, POSIX, IKBO, RUNTIME, TEST, r"(runtime|server)/.+", r"boost/.+", PROTOBUF),
+    ),
     Layer("tests/device", (STD, IKBO, TEST, CUDA, r"kernels/.+")),
 )
 

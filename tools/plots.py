@@ -3,7 +3,8 @@
 
 One group of bars per row: ours, the peers that could run, and the physical limits where they are
 known. Where a row has shares of its limits in per cent, they stand beside the bars. Where rows have
-a predicted speed-up, <name>-speedup.png shows how many times faster than each peer ours is.
+a predicted speed-up, <name>-speedup.png shows how many times faster than each peer ours is. Rows
+with an `x` are points of curves, <name>-curve.png.
 usage: tools/plots.py [RESULTS_FOLDER [PLOTS_FOLDER]]
 """
 
@@ -45,6 +46,10 @@ def draw(results: Path, folder: Path) -> list[Path]:
     """The charts of one results file: one per unit, since an axis has one."""
     rows = json.loads(results.read_text())["rows"]
     drawn = []
+    if points := [row for row in rows if "x" in row]:
+        drawn.append(folder / f"{results.stem}-curve.png")
+        draw_curves(points, results.stem, drawn[-1])
+        rows = [row for row in rows if "x" not in row]
     for unit in sorted({row["unit"] for row in rows}):
         drawn.append(folder / f"{results.stem}-{unit.replace('/', '-per-')}.png")
         draw_chart([row for row in rows if row["unit"] == unit], unit, results.stem, drawn[-1])
@@ -85,6 +90,28 @@ def draw_speedups(rows: list[dict[str, Any]], title: str, target: Path) -> None:
     axes.set_xlabel("times faster")
     axes.set_title(title)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(target, dpi=110, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def curves_of(rows: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """The points of ours and of each peer, in order of the rows."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name, value in bars_of(row).items():
+            curves.setdefault(name, []).append((row["x"][name], value))
+    return curves
+
+
+def draw_curves(rows: list[dict[str, Any]], title: str, target: Path) -> None:
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for name, points in curves_of(rows).items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel(rows[0]["x_unit"])
+    axes.set_ylabel(f"{rows[0]['case']['what']}, {rows[0]['unit']}")
+    axes.set_title(title)
+    axes.legend()
     figure.savefig(target, dpi=110, bbox_inches="tight")
     pyplot.close(figure)
 

@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/archive.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <zip.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <set>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "ikbo/error.h"
@@ -23,19 +32,70 @@ std::string text_of(int code) {
   return text;
 }
 
+constexpr std::string_view kEndMark = "PK\5\6";
+constexpr std::size_t kEndBytes = 22;                      // an end record without a comment
+constexpr std::size_t kMaxTailBytes = kEndBytes + 0xffff;  // where readers look for one
+
+std::vector<std::byte> tail_of(int descriptor) {
+  struct stat status{};
+  std::vector<std::byte> tail;
+  if (::fstat(descriptor, &status) == 0) {
+    const auto size = std::min(static_cast<std::size_t>(status.st_size), kMaxTailBytes);
+    tail.resize(size);
+    const ssize_t got =
+        ::pread(descriptor, tail.data(), size, status.st_size - static_cast<off_t>(size));
+    tail.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  }
+  return tail;
+}
+
+// The end record says where the archive's directory is. Of several, readers differ in which they
+// take.
+void check_end(const std::string& path, std::span<const std::byte> tail) {
+  const std::string_view text(reinterpret_cast<const char*>(tail.data()), tail.size());
+  const std::size_t first = text.find(kEndMark);
+  IKBO_CHECK(first != std::string_view::npos && first + kEndBytes == text.size(), path,
+             ": must be a zip file with one end record, in its last ", kEndBytes,
+             " bytes; it has more of them, or a comment: package the model again");
+}
+
+bool stays_below(std::string_view name) {
+  if (name.empty() || name.front() == '/' || name.find('\\') != std::string_view::npos) {
+    return false;
+  }
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('/', begin), name.size());
+    if (name.substr(begin, end - begin) == "..") {
+      return false;
+    }
+    begin = end + 1;
+  }
+  return true;
+}
+
 }  // namespace
 
 void Archive::Close::operator()(zip* handle) const { zip_discard(handle); }
 
-Archive::Archive(std::string path, Handle handle)
-    : path_(std::move(path)), handle_(std::move(handle)) {}
+Archive::File::~File() { ::close(descriptor_); }
+
+Archive::Archive(std::string path, std::unique_ptr<File> file, Handle handle)
+    : path_(std::move(path)), file_(std::move(file)), handle_(std::move(handle)) {
+  check_entry_names();
+}
 
 std::shared_ptr<const Archive> Archive::open_file(const std::string& path) {
-  int code = 0;
-  Handle handle(zip_open(path.c_str(), ZIP_RDONLY, &code));
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  IKBO_CHECK(descriptor >= 0, path, ": cannot be opened as a .pt2 archive (",
+             std::generic_category().message(errno), ")");
+  auto file = std::make_unique<File>(descriptor);
+  int code = ZIP_ER_OPEN;
+  const int copy = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);  // libzip closes the one it is given
+  Handle handle(copy < 0 ? nullptr : zip_fdopen(copy, 0, &code));
   IKBO_CHECK(handle != nullptr, path, ": cannot be opened as a .pt2 archive (", text_of(code),
              "); it must be a complete zip file written by ikbo.package");
-  return std::shared_ptr<const Archive>(new Archive(path, std::move(handle)));
+  check_end(path, tail_of(descriptor));
+  return std::shared_ptr<const Archive>(new Archive(path, std::move(file), std::move(handle)));
 }
 
 std::shared_ptr<const Archive> Archive::open_memory(std::span<const std::byte> bytes,
@@ -51,7 +111,26 @@ std::shared_ptr<const Archive> Archive::open_memory(std::span<const std::byte> b
   zip_error_fini(&error);
   IKBO_CHECK(handle != nullptr, name, ": cannot be opened as a .pt2 archive (", text_of(code),
              "); it must be a complete zip file written by ikbo.package");
-  return std::shared_ptr<const Archive>(new Archive(name, std::move(handle)));
+  check_end(name, bytes.last(std::min(bytes.size(), kMaxTailBytes)));
+  return std::shared_ptr<const Archive>(new Archive(name, nullptr, std::move(handle)));
+}
+
+std::string Archive::open_path() const {
+  return file_ == nullptr ? path_ : "/proc/self/fd/" + std::to_string(file_->descriptor());
+}
+
+// PyTorch unpacks entries into files of their names and finds them in any case.
+void Archive::check_entry_names() const {
+  std::set<std::string> lower_names;
+  for (const std::string& name : entries()) {
+    IKBO_CHECK(stays_below(name), path_, ": entry \"", name,
+               "\" must be named by a relative path without '..' and '\\'");
+    std::string lower = name;
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    IKBO_CHECK(lower_names.insert(lower).second, path_, ": entry \"", name,
+               "\" must be there once, in upper or lower case; it is there twice");
+  }
 }
 
 std::vector<std::string> Archive::entries() const {
@@ -99,23 +178,22 @@ std::vector<std::byte> Archive::read(const std::string& entry, std::size_t max_b
   }
 }
 
-void Archive::verify() const {
+void Archive::scan(const std::string& entry,
+                   const std::function<void(std::span<const std::byte>)>& visit) const {
   const std::lock_guard lock(mutex_);
   std::vector<std::byte> buffer(std::size_t{1} << 20);
-  const zip_int64_t count = zip_get_num_entries(handle_.get(), 0);
-  for (zip_int64_t i = 0; i < count; ++i) {
-    const auto index = static_cast<zip_uint64_t>(i);
-    const char* name = zip_get_name(handle_.get(), index, ZIP_FL_ENC_RAW);
-    const std::string entry = name == nullptr ? std::to_string(i) : name;
-    const std::unique_ptr<zip_file_t, CloseFile> file(zip_fopen_index(handle_.get(), index, 0));
-    IKBO_CHECK(file != nullptr, path_, ": entry \"", entry, "\" cannot be read (",
-               zip_strerror(handle_.get()), ")");
-    zip_int64_t got = 1;
-    while (got > 0) {
-      got = zip_fread(file.get(), buffer.data(), buffer.size());
-    }
-    IKBO_CHECK(got == 0, path_, ": entry \"", entry, "\" is damaged (",
+  const std::unique_ptr<zip_file_t, CloseFile> file(
+      zip_fopen(handle_.get(), entry.c_str(), ZIP_FL_ENC_RAW));
+  IKBO_CHECK(file != nullptr, path_, ": entry \"", entry, "\" cannot be read (",
+             zip_strerror(handle_.get()), ")");
+  while (true) {
+    const zip_int64_t got = zip_fread(file.get(), buffer.data(), buffer.size());
+    IKBO_CHECK(got >= 0, path_, ": entry \"", entry, "\" is damaged (",
                zip_file_strerror(file.get()), "); package the model again");
+    if (got == 0) {
+      return;
+    }
+    visit(std::span(buffer).first(static_cast<std::size_t>(got)));
   }
 }
 

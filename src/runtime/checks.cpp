@@ -18,10 +18,14 @@ void check_range(const Manifest& manifest, const char* what, std::int64_t value,
              " must be in [", low, ", ", high, "]; got ", value);
 }
 
-void check_sizes(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates) {
-  check_range(manifest, "the number of users", num_users, manifest.has_users() ? 1 : 0,
-              manifest.max_users);
-  check_range(manifest, "the number of candidates", num_candidates, 0, manifest.max_candidates);
+void check_sizes(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
+                 Sizes sizes) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const bool is_run = sizes == Sizes::kOfOneRun;
+  const std::int64_t max_users = is_run || !manifest.has_users() ? manifest.max_users : kMost;
+  check_range(manifest, "the number of users", num_users, manifest.has_users() ? 1 : 0, max_users);
+  check_range(manifest, "the number of candidates", num_candidates, 0,
+              is_run ? manifest.max_candidates : kMost);
 }
 
 void check_layout(const Manifest& manifest, const TensorSpec& spec, const TensorView& tensor,
@@ -34,7 +38,11 @@ void check_layout(const Manifest& manifest, const TensorSpec& spec, const Tensor
   shape[0] = rows;
   IKBO_CHECK(tensor.shape == shape, "model ", manifest.model_name, ": input ", spec.name,
              " must have shape ", text_of(shape), "; got ", text_of(tensor.shape));
-  const std::size_t bytes = static_cast<std::size_t>(rows) * spec.row_bytes();
+  std::size_t bytes = 0;
+  const bool is_countable =
+      !__builtin_mul_overflow(static_cast<std::size_t>(rows), spec.row_bytes(), &bytes);
+  IKBO_CHECK(is_countable, "model ", manifest.model_name, ": input ", spec.name,
+             " must have fewer than 2^64 bytes; got shape ", text_of(shape));
   IKBO_CHECK(tensor.bytes == bytes, "model ", manifest.model_name, ": input ", spec.name,
              " must have ", bytes, " bytes (shape ", text_of(shape), ", ", name_of(spec.dtype),
              "); got ", tensor.bytes);
@@ -113,8 +121,8 @@ std::string text_of(const Shape& shape) {
 }
 
 void check_inputs(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
-                  const std::vector<TensorView>& tensors, AbsentIndex absent_index) {
-  check_sizes(manifest, num_users, num_candidates);
+                  const std::vector<TensorView>& tensors, AbsentIndex absent_index, Sizes sizes) {
+  check_sizes(manifest, num_users, num_candidates, sizes);
   IKBO_CHECK(tensors.size() == manifest.inputs.size(), "model ", manifest.model_name,
              ": must be given ", manifest.inputs.size(), " inputs; got ", tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {

@@ -18,11 +18,17 @@ enum class AbsentIndex : std::int8_t {
   kForOneUser,  // may be left out when there is one user
 };
 
-// Throws ikbo::Error naming the model, the input, the requirement and the value: sizes within the
-// package's range, then for each tensor dtype, rank, extents and byte count, then its values: row
-// numbers of users in the index, 0 and 1 in bool tensors, the manifest's range where it gives one.
-// Data may have any alignment.
+enum class Sizes : std::int8_t {
+  kOfOneRun,  // within the package's range
+  kAny,       // up to what an int32 can count
+};
+
+// Throws ikbo::Error naming the model, the input, the requirement and the value: sizes, then for
+// each tensor dtype, rank, extents and byte count, then its values: row numbers of users in the
+// index, 0 and 1 in bool tensors, the manifest's range where it gives one. Data may have any
+// alignment.
 void check_inputs(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
-                  const std::vector<TensorView>& tensors, AbsentIndex absent_index);
+                  const std::vector<TensorView>& tensors, AbsentIndex absent_index,
+                  Sizes sizes = Sizes::kOfOneRun);
 
 }  // namespace ikbo::runtime

@@ -112,9 +112,9 @@ std::unique_ptr<Loader> load_package(const Package& package, int num_sessions) {
   const std::lock_guard lock(mutex);
   const bool is_on_gpu = package.manifest().device == "cuda";
   return guarded(package.path() + ": cannot be loaded", [&] {
-    return std::make_unique<Loader>(package.path(), "model", /*run_single_threaded=*/false,
-                                    static_cast<std::size_t>(num_sessions),
-                                    is_on_gpu ? gpu().index() : c10::DeviceIndex{-1});
+    return std::make_unique<Loader>(
+        package.archive().open_path(), "model", /*run_single_threaded=*/false,
+        static_cast<std::size_t>(num_sessions), is_on_gpu ? gpu().index() : c10::DeviceIndex{-1});
   });
 }
 

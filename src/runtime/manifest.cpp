@@ -169,6 +169,23 @@ std::vector<ReplayCase> parse_replay(const JsonField& field, const Manifest& man
   return cases;
 }
 
+std::vector<FileDigest> parse_files(const JsonField& field) {
+  constexpr std::size_t kDigits = 64;
+  std::vector<FileDigest> files;
+  std::set<std::string> names;
+  for (const JsonField& element : field.elements()) {
+    const JsonField digest = element.at("sha256");
+    files.push_back({element.at("name").text(), digest.text()});
+    element.at("name").require(names.insert(files.back().name).second, "unique");
+    digest.require(
+        files.back().sha256.size() == kDigits &&
+            files.back().sha256.find_first_not_of("0123456789abcdef") == std::string::npos,
+        "64 hexadecimal digits in lower case");
+  }
+  field.require(!files.empty(), "an array with at least one file");
+  return files;
+}
+
 // The device and, of a GPU, the one architecture that the code was compiled for.
 void parse_device(const JsonField& document, Manifest& manifest) {
   const JsonField device = document.at("device");
@@ -183,7 +200,6 @@ void parse_device(const JsonField& document, Manifest& manifest) {
   }
 }
 
-// What names a model in a server's paths.
 // What names a model in a server's paths: clients take the segments "." and ".." out of a path.
 std::string parse_name(const JsonField& field) {
   std::string name = field.text();
@@ -209,6 +225,9 @@ Manifest parse_document(const JsonField& document) {
   check_roles(document, manifest);
   manifest.ops = parse_ops(document.at("ops"));
   manifest.replay = parse_replay(document.at("replay"), manifest);
+  if (const std::optional<JsonField> files = document.find("files")) {
+    manifest.files = parse_files(*files);
+  }
   if (const std::optional<JsonField> spec = document.find("spec")) {
     manifest.spec_json = spec->minified();
   }

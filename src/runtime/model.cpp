@@ -8,6 +8,7 @@
 #include "ikbo/error.h"
 #include "runtime/checks.h"
 #include "runtime/executor.h"
+#include "runtime/replicated.h"
 #include "runtime/storage.h"
 
 namespace ikbo::runtime {
@@ -99,12 +100,25 @@ std::vector<Tensor> run_without_candidates(const Manifest& manifest, Executor& e
 Model::Model(Manifest manifest, std::shared_ptr<Executor> executor)
     : manifest_(std::move(manifest)), executor_(std::move(executor)) {}
 
-std::shared_ptr<const Model> Model::load(const Package& package, const ModelOptions& options) {
+void check_model_options(const Package& package, const ModelOptions& options) {
   IKBO_CHECK(options.num_sessions >= 1, package.path(), ": num_sessions must be at least 1; got ",
              options.num_sessions);
   IKBO_CHECK(options.threads_per_run >= 0, package.path(),
              ": threads_per_run must not be negative; got ", options.threads_per_run);
-  return with_executor(package.manifest(), load_executor(package, options));
+  if (!options.replicated_inputs.empty()) {
+    with_user_inputs(package.manifest(), options.replicated_inputs, package.path());
+  }
+}
+
+std::shared_ptr<const Model> Model::load(const Package& package, const ModelOptions& options) {
+  check_model_options(package, options);
+  std::shared_ptr<Executor> executor = load_executor(package, options);
+  if (options.replicated_inputs.empty()) {
+    return with_executor(package.manifest(), std::move(executor));
+  }
+  const Manifest manifest =
+      with_user_inputs(package.manifest(), options.replicated_inputs, package.path());
+  return with_executor(manifest, make_replicating_executor(manifest, std::move(executor)));
 }
 
 std::shared_ptr<const Model> Model::with_executor(Manifest manifest,

@@ -5,6 +5,8 @@
 #include "ikbo/error.h"
 #include "ikbo/runtime/model.h"
 #include "runtime/archive.h"
+#include "runtime/crypto.h"
+#include "runtime/integrity.h"
 
 namespace ikbo::runtime {
 namespace {
@@ -36,19 +38,25 @@ std::string find_manifest(const Archive& archive) {
 
 }  // namespace
 
+void check_trusted_keys(const PackageTrust& trust) { check_public_keys(trust.keys); }
+
 Package::Package(std::shared_ptr<const Archive> archive, std::string folder, Manifest manifest)
     : archive_(std::move(archive)), folder_(std::move(folder)), manifest_(std::move(manifest)) {}
 
-Package Package::open(const std::string& path) { return from_archive(Archive::open_file(path)); }
+Package Package::open(const std::string& path, const PackageTrust& trust) {
+  return from_archive(Archive::open_file(path), trust);
+}
 
-Package Package::from_archive(std::shared_ptr<const Archive> archive) {
+Package Package::from_archive(std::shared_ptr<const Archive> archive, const PackageTrust& trust) {
   const std::string entry = find_manifest(*archive);
+  const std::string folder = entry.substr(0, entry.rfind('/') + 1);
   const std::vector<std::byte> bytes = archive->read(entry, kMaxManifestBytes);
+  check_signature(*archive, folder, bytes, trust);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   Manifest manifest = parse_manifest(text, archive->path() + ": manifest");
-  // A package holds machine code: a damaged one must not be loaded.
-  archive->verify();
-  return {std::move(archive), entry.substr(0, entry.rfind('/') + 1), std::move(manifest)};
+  // A package holds machine code: one that is not as it was written must not be loaded.
+  check_files(*archive, folder, manifest, trust);
+  return {std::move(archive), folder, std::move(manifest)};
 }
 
 const std::string& Package::path() const { return archive_->path(); }

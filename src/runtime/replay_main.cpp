@@ -16,6 +16,7 @@ using namespace ikbo::runtime;
 
 struct Options {
   std::string model;
+  PackageTrust trust;
   ModelOptions load;
   std::vector<std::string> cases;  // empty: all
 };
@@ -35,6 +36,11 @@ void describe(CLI::App& app, Options& options) {
   app.add_option("--threads", options.load.threads_per_run,
                  "Threads within a run; 0: PyTorch's default")
       ->check(CLI::NonNegativeNumber);
+  app.add_flag("--require-digests", options.trust.require_digests,
+               "Refuse a package whose manifest lists no digests of its files");
+  app.add_option("--trusted-key", options.trust.keys,
+                 "PEM file of an Ed25519 public key; one of those given must have signed the "
+                 "package; may be repeated");
   app.add_option("--case", options.cases,
                  "Replay the case of this id; may be repeated (default: all)");
 }
@@ -56,7 +62,13 @@ std::vector<ReplayCase> choose_cases(const Package& package, const Options& opti
 }
 
 int run(const Options& options) {
-  const Package package = Package::open(options.model);
+  const Package package = Package::open(options.model, options.trust);
+  if (package.manifest().files.empty()) {
+    std::fprintf(stderr,
+                 "ikbo-replay: %s: its manifest lists no digests of its files: package the model "
+                 "again\n",
+                 package.path().c_str());
+  }
   const std::vector<ReplayCase> cases = choose_cases(package, options);
   Session session(Model::load(package, options.load));
   std::printf("%s: model %s, version %s, torch %s, %s\n", package.path().c_str(),

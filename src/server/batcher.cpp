@@ -2,15 +2,14 @@
 #include "server/batcher.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <future>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "server/aligned_buffer.h"
+#include "server/split_request.h"
+#include "server/warm_up.h"
 
 namespace ikbo::server {
 namespace {
@@ -19,57 +18,48 @@ double seconds(std::chrono::steady_clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
 
-// Zeros, or the least values allowed where zero is not.
-AlignedBuffer row_of_least_values(const runtime::TensorSpec& spec) {
-  const std::size_t bytes = spec.row_bytes();
-  AlignedBuffer row = make_aligned_buffer(bytes);
-  std::memset(row.get(), 0, bytes);
-  if (spec.values.has_value() && spec.values->min > 0) {
-    // The low bytes of a little-endian integer are the same integer, narrowed.
-    const std::size_t size = size_of(spec.dtype);
-    for (std::size_t at = 0; at < bytes; at += size) {
-      std::memcpy(row.get() + at, &spec.values->min, size);
-    }
-  }
-  return row;
-}
-
-// What a failed run means for its request.
-ErrorKind kind_of(const std::exception& failure) {
-  return dynamic_cast<const runtime::DeviceError*>(&failure) != nullptr
-             ? ErrorKind::kModelUnavailable
-             : ErrorKind::kExecutionFailed;
-}
-
 std::int64_t limit(std::int64_t wanted, std::int64_t range) {
   return wanted == 0 ? range : std::min(wanted, range);
+}
+
+BatcherOptions with_limits(BatcherOptions options, const runtime::Manifest& manifest) {
+  options.max_users = limit(options.max_users, manifest.max_users);
+  options.max_candidates = limit(options.max_candidates, manifest.max_candidates);
+  return options;
 }
 
 }  // namespace
 
 Batcher::Batcher(std::shared_ptr<const runtime::Model> model, const BatcherOptions& options,
                  ModelMetrics& metrics)
-    : model_(std::move(model)), options_(options), metrics_(metrics) {
-  options_.max_users = limit(options.max_users, model_->manifest().max_users);
-  options_.max_candidates = limit(options.max_candidates, model_->manifest().max_candidates);
+    : model_(std::move(model)),
+      options_(with_limits(options, model_->manifest())),
+      costs_(SpecCosts::of_spec(model_->manifest().spec_json)),
+      metrics_(metrics),
+      admission_(options_.num_workers, options_.max_users, options_.max_candidates),
+      queue_(model_->manifest(), admission_, options_.max_users, options_.max_candidates) {
+  if (costs_.are_known()) {
+    metrics_.has_costs = true;
+  }
   try {
     std::vector<std::future<void>> warm;
     for (int i = 0; i < options_.num_workers; ++i) {
       std::promise<void> is_warm;
       warm.push_back(is_warm.get_future());
       workers_.emplace_back([this, i, is_warm = std::move(is_warm)]() mutable {
+        const auto worker = static_cast<std::size_t>(i);
         std::optional<runtime::Session> session;
         try {
           if (options_.on_worker_start) {
             options_.on_worker_start(i);
           }
-          warm_up(session.emplace(model_));
+          warm_up(session.emplace(model_), worker);
         } catch (...) {
           is_warm.set_exception(std::current_exception());
           return;
         }
         is_warm.set_value();
-        work(*session);
+        work(*session, worker);
       });
     }
     for (std::future<void>& worker : warm) {
@@ -94,194 +84,157 @@ void Batcher::stop() {
   }
 }
 
-void Batcher::warm_up(runtime::Session& session) const {
+void Batcher::warm_up(runtime::Session& session, std::size_t worker) {
   const runtime::Manifest& manifest = model_->manifest();
-  runtime::RunInputs inputs;
-  inputs.num_users = manifest.has_users() ? 1 : 0;
-  inputs.num_candidates = 1;
-  std::vector<AlignedBuffer> storage;
-  for (const runtime::TensorSpec& spec : manifest.inputs) {
-    storage.push_back(row_of_least_values(spec));
-    runtime::Shape shape = spec.shape;
-    shape[0] = 1;
-    inputs.tensors.push_back(
-        {spec.dtype, std::move(shape), storage.back().get(), spec.row_bytes()});
+  run_made_up(session, manifest, 1, 1);
+  if (worker == 0 && !options_.no_calibration) {
+    measure_runs(session, manifest, options_.max_users, options_.max_candidates,
+                 [this](std::int64_t num_users, std::int64_t num_candidates, Clock::duration time) {
+                   const std::lock_guard lock(mutex_);
+                   admission_.measured(num_users, num_candidates, time);
+                 });
   }
-  session.run(inputs);
+}
+
+void Batcher::check_size(const runtime::Request& request) const {
+  const auto check = [this](const char* what, std::int64_t count, std::int64_t of_one_run) {
+    if (count > of_one_run * options_.max_request_runs) {
+      refuse(ErrorKind::kBadRequest, "model ", model_->manifest().model_name, ": a request's ",
+             what, " must fill at most ", options_.max_request_runs,
+             " runs (--max-request-runs) of ", of_one_run, "; got ", count);
+    }
+  };
+  check("users", request.num_users, options_.max_users);
+  check("candidates", request.num_candidates, options_.max_candidates);
+}
+
+void Batcher::require_room() const {
+  if (queue_.num_requests() >= options_.max_queue) {
+    refuse(ErrorKind::kQueueFull, "model ", model_->manifest().model_name,
+           ": the queue must have room (--max-queue ", options_.max_queue,
+           "); it is full, ask again later");
+  }
+}
+
+void Batcher::require_time(const runtime::Request& request, const RequestTerms& terms,
+                           Clock::time_point now) {
+  if (terms.deadline == Clock::time_point::max()) {
+    return;
+  }
+  // A request over the limits of a run takes as long as its runs, which share the workers.
+  const std::int64_t max_users = std::max<std::int64_t>(options_.max_users, 1);
+  const std::int64_t num_runs =
+      std::max({std::int64_t{1}, (request.num_users + max_users - 1) / max_users,
+                (request.num_candidates + options_.max_candidates - 1) / options_.max_candidates});
+  const auto of_one = admission_.time(std::min(request.num_users, options_.max_users),
+                                      std::min(request.num_candidates, options_.max_candidates));
+  const auto needed = of_one * num_runs / std::min<std::int64_t>(num_runs, options_.num_workers);
+  const auto begin =
+      admission_.first_free(now) + queue_.time_before(terms.deadline) / options_.num_workers;
+  // What is measured are single runs: the last of them is what may be too late.
+  if (admission_.is_too_late(now, begin + (needed - of_one), of_one, terms.deadline)) {
+    const auto us = [](Clock::duration time) {
+      return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+    };
+    refuse(ErrorKind::kDeadlineExceeded,
+           "the request's deadline must leave time for the runs before its own, about ",
+           us(begin - now), " us in the queue, and for its own, about ", us(needed),
+           " us; it leaves ", us(terms.deadline - now), " us");
+  }
 }
 
 void Batcher::submit(runtime::Request request, Done done, RequestTerms terms) {
-  std::vector<Entry> useless;
-  Entry entry{std::move(request), std::move(done), std::move(terms), Clock::now()};
-  {
-    const std::lock_guard lock(mutex_);
-    if (queue_.size() >= options_.max_queue) {
-      useless = take_useless();
-    }
-    if (queue_.size() >= options_.max_queue) {
-      refuse(ErrorKind::kQueueFull, "model ", model_->manifest().model_name,
-             ": the queue must have room (--max-queue ", options_.max_queue,
-             "); it is full, ask again later");
-    }
-    const auto later = std::upper_bound(
-        queue_.begin(), queue_.end(), entry.due(),
-        [](Clock::time_point due, const Entry& queued) { return due < queued.due(); });
-    queue_.insert(later, std::move(entry));
-    metrics_.queued_requests = static_cast<std::int64_t>(queue_.size());
-  }
-  changed_.notify_one();
-  refuse_useless(std::move(useless));
-}
-
-std::vector<Batcher::Entry> Batcher::take_useless() {
+  check_size(request);
   const auto now = Clock::now();
-  const auto first = std::stable_partition(queue_.begin(), queue_.end(), [now](const Entry& entry) {
-    return entry.terms.deadline > now && !(entry.terms.is_abandoned && entry.terms.is_abandoned());
-  });
-  std::vector<Entry> useless(std::make_move_iterator(first), std::make_move_iterator(queue_.end()));
-  queue_.erase(first, queue_.end());
-  metrics_.queued_requests = static_cast<std::int64_t>(queue_.size());
-  return useless;
-}
-
-void Batcher::refuse_useless(std::vector<Entry> entries) {
-  for (Entry& entry : entries) {
-    entry.request = {};
-    const auto waited =
-        std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - entry.arrival);
-    if (entry.terms.deadline <= Clock::now()) {
-      entry.done(
-          RequestError(ErrorKind::kDeadlineExceeded,
-                       "the request's deadline must be later than its run; it passed after " +
-                           std::to_string(waited.count()) + " us in the queue"));
-    } else {
-      entry.done(RequestError(ErrorKind::kDisconnected, "the client has gone"));
-    }
+  Lock lock(mutex_);
+  if (queue_.num_requests() >= options_.max_queue) {
+    refuse_useless(lock);
   }
+  require_room();
+  require_time(request, terms, now);
+  if (fits_one_run(request)) {
+    queue_.add({std::move(request), std::move(done), std::move(terms), now});
+  } else {
+    lock.unlock();
+    std::vector<QueueEntry> parts =
+        split_request(model_, request, std::move(done), std::move(terms), now, options_.max_users,
+                      options_.max_candidates);
+    request = {};  // the parts hold what they need
+    lock.lock();
+    require_room();
+    for (QueueEntry& part : parts) {
+      queue_.add(std::move(part));
+    }
+    ++metrics_.split_requests;
+  }
+  metrics_.queued_requests = static_cast<std::int64_t>(queue_.num_requests());
+  lock.unlock();
+  changed_.notify_one();
 }
 
-void Batcher::work(runtime::Session& session) {
+// Calls back without the mutex, which `lock` holds before and after.
+void Batcher::refuse_useless(Lock& lock) {
+  std::vector<RefusedEntry> useless = queue_.take_useless(Clock::now());
+  metrics_.queued_requests = static_cast<std::int64_t>(queue_.num_requests());
+  if (useless.empty()) {
+    return;
+  }
+  lock.unlock();
+  for (RefusedEntry& refused : useless) {
+    refused.entry.request = {};
+    refused.entry.done(std::move(refused.error));
+  }
+  useless.clear();
+  lock.lock();
+}
+
+void Batcher::work(runtime::Session& session, std::size_t worker) {
   for (;;) {
     // Of this turn alone: while the worker waits, it holds no request and no connection.
-    std::vector<Entry> entries = take();
+    std::vector<QueueEntry> entries = take(worker);
     if (entries.empty()) {
       return;
     }
     const auto begin = Clock::now();
-    for (const Entry& entry : entries) {
+    for (const QueueEntry& entry : entries) {
       metrics_.queue_seconds.observe(seconds(begin - entry.arrival));
+      if (entry.terms.record != nullptr) {
+        entry.terms.record->begin_run(begin);
+      }
     }
     run(session, entries);
   }
 }
 
-Batcher::Prefix Batcher::next_batch() const {
-  Prefix prefix;
-  std::int64_t users = 0;
-  std::int64_t candidates = 0;
-  for (const Entry& entry : queue_) {
-    users += entry.request.num_users;
-    candidates += entry.request.num_candidates;
-    // A request over a limit that was set below the package's range runs alone.
-    const bool fits = users <= options_.max_users && candidates <= options_.max_candidates;
-    if (!fits && prefix.size > 0) {
-      prefix.is_full = true;
-      break;
-    }
-    ++prefix.size;
-    prefix.first_arrival = std::min(prefix.first_arrival, entry.arrival);
-    prefix.first_deadline = std::min(prefix.first_deadline, entry.terms.deadline);
-  }
-  return prefix;
-}
-
-std::vector<Batcher::Entry> Batcher::take() {
-  std::unique_lock lock(mutex_);
-  Prefix prefix;
+std::vector<QueueEntry> Batcher::take(std::size_t worker) {
+  Lock lock(mutex_);
+  admission_.end(worker);
+  NextRun next;
   for (;;) {
-    changed_.wait(lock, [this] { return is_stopping_ || !queue_.empty(); });
-    if (std::vector<Entry> useless = take_useless(); !useless.empty()) {
-      lock.unlock();
-      refuse_useless(std::move(useless));
-      lock.lock();
+    changed_.wait(lock, [this] { return is_stopping_ || !queue_.is_empty(); });
+    refuse_useless(lock);
+    if (queue_.is_empty()) {
+      if (is_stopping_) {
+        return {};
+      }
       continue;
     }
-    if (queue_.empty()) {
-      return {};
-    }
-    prefix = next_batch();
+    const auto now = Clock::now();
+    next = queue_.next_run(now);
     const auto wait = std::min<Clock::duration>(options_.max_wait, last_time_);
-    const auto begin_by = std::min(std::min(prefix.first_arrival, last_end_) + wait,
-                                   prefix.first_deadline - last_time_);
-    if (is_stopping_ || prefix.is_full || prefix.size >= last_size_ || Clock::now() >= begin_by) {
+    const auto begin_by = std::min(std::min(next.first_arrival, last_end_) + wait, next.begin_by);
+    if (is_stopping_ || next.is_full || next.size >= last_size_ || now >= begin_by) {
       break;
     }
     changed_.wait_until(lock, begin_by);
   }
-  std::vector<Entry> entries;
-  for (std::size_t i = 0; i < prefix.size; ++i) {
-    entries.push_back(std::move(queue_.front()));
-    queue_.pop_front();
-  }
-  metrics_.queued_requests = static_cast<std::int64_t>(queue_.size());
-  if (!queue_.empty()) {
+  std::vector<QueueEntry> entries = queue_.take_front(next.size);
+  admission_.begin(worker, next.num_users, next.num_candidates, Clock::now());
+  metrics_.queued_requests = static_cast<std::int64_t>(queue_.num_requests());
+  if (!queue_.is_empty()) {
     changed_.notify_one();
   }
   return entries;
-}
-
-std::vector<runtime::Response> Batcher::run_together(runtime::Session& session,
-                                                     const std::vector<Entry>& entries) {
-  const runtime::Manifest& manifest = model_->manifest();
-  std::vector<const runtime::Request*> requests;
-  requests.reserve(entries.size());
-  for (const Entry& entry : entries) {
-    requests.push_back(&entry.request);
-  }
-  const auto begin = Clock::now();
-  const runtime::Batch batch = runtime::batch(manifest, requests);
-  std::vector<runtime::Response> responses =
-      runtime::split(manifest, batch, session.run(batch.inputs));
-  metrics_.run_seconds.observe(seconds(Clock::now() - begin));
-  metrics_.batch_requests.observe(static_cast<double>(entries.size()));
-  metrics_.batch_users.observe(static_cast<double>(batch.inputs.num_users));
-  metrics_.batch_candidates.observe(static_cast<double>(batch.inputs.num_candidates));
-  return responses;
-}
-
-void Batcher::note_end(std::size_t num_requests, Clock::duration time) {
-  const std::lock_guard lock(mutex_);
-  last_size_ = num_requests;
-  last_end_ = Clock::now();
-  last_time_ = time;
-}
-
-void Batcher::run(runtime::Session& session, std::vector<Entry>& entries) {
-  const auto begin = Clock::now();
-  std::vector<runtime::Response> responses;
-  std::string error;
-  ErrorKind kind{};
-  try {
-    responses = run_together(session, entries);
-  } catch (const std::exception& exception) {
-    error = client_text(exception);
-    kind = kind_of(exception);
-  }
-  note_end(entries.size(), Clock::now() - begin);
-  for (std::size_t i = 0; i < responses.size(); ++i) {
-    entries[i].request = {};  // who has an answer holds no memory for its question
-    entries[i].done(std::move(responses[i]));
-  }
-  if (!error.empty() && entries.size() == 1) {
-    entries[0].request = {};
-    entries[0].done(RequestError(kind, error));
-  } else if (!error.empty()) {
-    for (Entry& entry : entries) {
-      std::vector<Entry> alone;
-      alone.push_back(std::move(entry));
-      run(session, alone);
-    }
-  }
 }
 
 }  // namespace ikbo::server

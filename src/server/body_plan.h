@@ -12,21 +12,23 @@
 namespace ikbo::server {
 
 struct BodyFields {
-  bool is_chunked = false;
+  std::optional<std::string_view> transfer_encoding = std::nullopt;
   std::optional<std::uint64_t> content_length = std::nullopt;
   std::string_view content_encoding = {};
   std::optional<std::string_view> json_size = std::nullopt;  // Inference-Header-Content-Length
 };
 
 struct BodyPlan {
-  std::size_t size = 0;  // on the wire
+  bool is_chunked = false;
+  std::size_t size = 0;  // on the wire; 0 for chunks, which say it when they come
   Coding coding = Coding::kIdentity;
-  // Of the body once unpacked; none: the whole of it. At most `size` when that is the same.
+  // Of the body once unpacked; none: the whole of it. At most `size` when that is known to be the
+  // same.
   std::optional<std::size_t> json_size = std::nullopt;
 };
 
-// Throws RequestError: a body of unknown length, one of an unknown coding, one over `max_bytes`, a
-// JSON header longer than the body.
+// Throws RequestError: a body of an unknown coding, one over `max_bytes`, a JSON header longer than
+// the body.
 BodyPlan plan_body(const BodyFields& fields, std::size_t max_bytes);
 
 }  // namespace ikbo::server

@@ -9,7 +9,9 @@
 #include <limits>
 #include <map>
 
+#include "ikbo/error.h"
 #include "server/config_file.h"
+#include "server/request_error.h"
 
 namespace ikbo::server {
 namespace {
@@ -40,6 +42,11 @@ void add_model_flags(CLI::App& app, Config& config) {
   app.add_option("--ops-library", config.model.ops_library,
                  "Path of libikbo_ops.so; needed when a package calls ikbo operators")
       ->check(CLI::ExistingFile);
+  app.add_option("--replicated", config.model.replicated_inputs,
+                 "Inputs, by name, that clients send once for a user though the package, compiled "
+                 "without users, wants them for each candidate; the server repeats them. To "
+                 "compare a package made by ikbo.transform with")
+      ->delimiter(',');
   app.add_option("--workers", config.batcher.num_workers, "Runs of one model at once")
       ->check(CLI::Range(1, kMaxThreads))
       ->capture_default_str();
@@ -65,6 +72,11 @@ void add_batching_flags(CLI::App& app, Config& config) {
                  "package's range")
       ->check(CLI::Range(std::int64_t{0}, kMaxRows))
       ->capture_default_str();
+  app.add_option("--max-request-runs", config.batcher.max_request_runs,
+                 "Split a larger request over this many runs at most; a larger one still gets "
+                 "status 400")
+      ->check(CLI::Range(std::int64_t{1}, kMaxRows))
+      ->capture_default_str();
   add_time(app, "--max-wait-us", config.batcher.max_wait,
            "After a merged run, wait this long (us) for as many requests again; a server without "
            "load never waits; 0: never wait");
@@ -72,6 +84,8 @@ void add_batching_flags(CLI::App& app, Config& config) {
                  "Requests of one model that may wait; one more gets status 429")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 20))
       ->capture_default_str();
+  app.add_flag("--no-calibration", config.batcher.no_calibration,
+               "Do not run the model at several sizes first to learn what runs take");
 }
 
 void add_protocol_flags(CLI::App& app, Config& config) {
@@ -96,9 +110,29 @@ void add_protocol_flags(CLI::App& app, Config& config) {
   app.get_option("--tls-client-ca")->needs("--tls-cert");
 }
 
+void add_trust_flags(CLI::App& app, Config& config) {
+  app.add_option("--model-dir", config.gate.folders,
+                 "Folder below which packages must lie, links and '..' resolved; repeat the flag "
+                 "for several; without it: anywhere")
+      ->check(CLI::ExistingDirectory);
+  app.add_flag("--require-digests", config.gate.trust.require_digests,
+               "Refuse packages whose manifest lists no digests of their files");
+  app.add_option("--trusted-key", config.gate.trust.keys,
+                 "PEM file: an Ed25519 public key; packages must be signed by one of those given")
+      ->check(CLI::ExistingFile);
+  app.add_option("--infer-token-file", config.access.infer_tokens,
+                 "File with one token a line; inference, metadata and metrics need one of them")
+      ->check(CLI::ExistingFile);
+  app.add_option("--admin-token-file", config.access.admin_tokens,
+                 "File with one token a line; loading and unloading models needs one of them")
+      ->check(CLI::ExistingFile);
+}
+
 void add_http_flags(CLI::App& app, HttpOptions& http) {
   app.add_option("--host", http.host, "Address to listen on; 0.0.0.0: all of this machine's")
       ->capture_default_str();
+  app.add_flag("--allow-remote", http.allow_remote,
+               "Let --host be an address that other machines reach");
   app.add_option("--port", http.port, "Port to listen on; 0: any free one (see the log)")
       ->capture_default_str();
   app.add_option("--threads", http.num_threads,
@@ -121,6 +155,54 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
            "Close a connection that takes longer (ms) to receive a reply");
   add_time(app, "--drain-timeout-ms", http.drain_timeout,
            "After SIGTERM or SIGINT, time (ms) to finish the requests under way");
+}
+
+// Adds a flag whose values are the keys of `values`; `value` has its default.
+template <typename Value>
+void add_choice(CLI::App& app, const std::string& name, const std::map<std::string, Value>& values,
+                Value& value, const std::string& text) {
+  std::string standard;
+  for (const auto& [key, known] : values) {
+    standard = known == value ? key : standard;
+  }
+  app.add_option_function<std::string>(
+         name, [&value, values](const std::string& key) { value = values.at(key); }, text)
+      ->check(CLI::IsMember(values))
+      ->default_str(standard);
+}
+
+void add_observation_flags(CLI::App& app, Config& config) {
+  add_choice<LogLevel>(app, "--log-level",
+                       {{"debug", LogLevel::kDebug},
+                        {"info", LogLevel::kInfo},
+                        {"warning", LogLevel::kWarning},
+                        {"error", LogLevel::kError}},
+                       config.log_level, "Lines on stderr: debug, info, warning or error");
+  add_choice<LogFormat>(app, "--log-format",
+                        {{"text", LogFormat::kText}, {"json", LogFormat::kJson}}, config.log_format,
+                        "text: key=value; json: an object per line");
+  ObserverOptions& observer = config.observer;
+  add_time(app, "--slow-request-ms", observer.slow_request,
+           "Log infer requests that take this long (ms) or longer, and where their time went; 0: "
+           "none");
+  app.add_option("--otlp-endpoint", observer.otlp_endpoint,
+                 "URL of an OpenTelemetry collector (OTLP over HTTP with JSON), http://host:4318: "
+                 "turns tracing on")
+      ->check([](const std::string& url) {
+        try {
+          parse_collector(url);
+          return std::string();
+        } catch (const Error& error) {
+          return client_text(error);
+        }
+      });
+  app.add_option("--trace-sample-rate", observer.trace_sample_rate,
+                 "Share of requests to trace among those that come without a traceparent; with "
+                 "one, its flag decides")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--service-name", observer.service_name, "service.name of the spans")
+      ->capture_default_str();
 }
 
 // What a zero stands for.
@@ -148,10 +230,6 @@ void fill_in(Config& config) {
 }  // namespace
 
 std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_code) {
-  const std::map<std::string, LogLevel> levels = {{"debug", LogLevel::kDebug},
-                                                  {"info", LogLevel::kInfo},
-                                                  {"warning", LogLevel::kWarning},
-                                                  {"error", LogLevel::kError}};
   Config config;
   CLI::App app(
       "Serves ikbo packages over HTTP and gRPC: Open Inference Protocol v2 with the binary tensor "
@@ -162,10 +240,8 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   add_batching_flags(app, config);
   add_http_flags(app, config.http);
   add_protocol_flags(app, config);
-  std::string level = "info";
-  app.add_option("--log-level", level, "Lines on stderr: debug, info, warning or error")
-      ->check(CLI::IsMember(levels))
-      ->capture_default_str();
+  add_trust_flags(app, config);
+  add_observation_flags(app, config);
   add_config_sources(app);
   app.add_flag("--check-config", config.is_check,
                "Check configuration, packages and certificates, print the flags in force as a "
@@ -181,7 +257,6 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
     exit_code = app.exit(error);
     return std::nullopt;
   }
-  config.log_level = levels.at(level);
   config.text = config_text(app);
   fill_in(config);
   config.grpc.host = config.http.host;

@@ -7,12 +7,15 @@
 #include <string>
 
 #include "ikbo/runtime/model.h"
+#include "server/access.h"
 #include "server/batcher.h"
 #include "server/grpc_server.h"
 #include "server/host_resources.h"
 #include "server/http_server.h"
 #include "server/log.h"
 #include "server/package_files.h"
+#include "server/package_gate.h"
+#include "server/request_observer.h"
 #include "server/tls.h"
 
 namespace ikbo::server {
@@ -27,8 +30,12 @@ struct Config {
   bool no_grpc = false;
   GrpcOptions grpc;
   TlsOptions tls;
+  AccessOptions access;
+  PackageGate gate;
   std::size_t max_request_memory = 0;  // bytes
   LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+  ObserverOptions observer;
   HostResources host;
   bool is_check = false;  // say what is wrong with it, and do not serve
   std::string text;       // the flags in force, as a configuration file

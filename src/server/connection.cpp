@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/connection.h"
 
-#include <algorithm>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/http/read.hpp>
-#include <cstring>
 #include <limits>
 #include <new>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,6 +26,19 @@ constexpr std::size_t kMaxHeadBytes = 16 * 1024;
 constexpr boost::string_view kJsonSizeField = "Inference-Header-Content-Length";
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
+// All fields of that name as one, as HTTP has it; nothing when there is none.
+template <typename Fields>
+std::optional<std::string> join_fields(const Fields& fields, http::field name) {
+  std::optional<std::string> joined;
+  const auto [first, last] = fields.equal_range(name);
+  for (auto it = first; it != last; ++it) {
+    joined = (joined.has_value() ? *joined + ", " : "") + std::string(view(it->value()));
+  }
+  return joined;
+}
+
+}  // namespace
+
 bool is_http_error(const boost::system::error_code& error) {
   return error.category() == http::make_error_code(http::error::bad_method).category();
 }
@@ -39,17 +48,12 @@ RequestError no_memory() {
                       "the server has no memory for the request's body now");
 }
 
-}  // namespace
-
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext& context)
-    : stream_(std::move(socket), context.tls), context_(context) {
+    : context_(context), end_{context, this}, stream_(std::move(socket), context.tls) {
   ++context_.metrics.connections;
 }
 
-Connection::~Connection() {
-  --context_.metrics.connections;
-  context_.on_end(this);
-}
+Connection::~Connection() { --context_.metrics.connections; }
 
 void Connection::start() {
   asio::dispatch(stream_.get_executor(), [self = shared_from_this()] {
@@ -83,6 +87,8 @@ void Connection::stop() {
 void Connection::next_request() {
   response_.reset();
   body_.reset();
+  chunks_.reset();
+  record_.reset();
   if (buffer_.size() > 0) {
     return read_head();
   }
@@ -160,9 +166,13 @@ void Connection::on_head(ErrorCode error) {
 
 void Connection::start_body() {
   const auto& head = parser_->get();
+  context_.router.authorize(view(head.target()), view(head[http::field::authorization]));
   BodyFields fields;
-  // Chunked or any other: the body would have no length.
-  fields.is_chunked = head.find(http::field::transfer_encoding) != head.end();
+  const std::optional<std::string> transfer_encoding =
+      join_fields(head, http::field::transfer_encoding);
+  if (transfer_encoding.has_value()) {
+    fields.transfer_encoding = *transfer_encoding;
+  }
   if (const auto length = parser_->content_length()) {
     fields.content_length = *length;
   }
@@ -171,11 +181,15 @@ void Connection::start_body() {
     fields.json_size = view(field->value());
   }
   plan_ = plan_body(fields, context_.options.max_body_bytes);
-  const bool is_packed = plan_.coding != Coding::kIdentity;
-  body_ = std::make_shared<RequestBody>(
-      plan_.size, is_packed ? plan_.size : plan_.json_size.value_or(plan_.size),
-      context_.memory.take(plan_.size));
-  if (beast::iequals(head[http::field::expect], "100-continue") && buffer_.size() < plan_.size) {
+  if (plan_.is_chunked) {
+    chunks_.emplace(context_.options.max_body_bytes, context_.memory);
+    chunks_->collect_from(*parser_);
+  } else {
+    body_ = std::make_shared<RequestBody>(plan_.size, received_json_size().value_or(plan_.size),
+                                          context_.memory.take(plan_.size));
+  }
+  const bool has_all = plan_.is_chunked ? buffer_.size() > 0 : buffer_.size() >= plan_.size;
+  if (beast::iequals(head[http::field::expect], "100-continue") && !has_all) {
     send_continue();
   } else {
     read_body();
@@ -194,31 +208,9 @@ void Connection::send_continue() {
                     });
 }
 
-void Connection::read_body() {
-  const std::span<std::byte> bytes = body_->bytes();
-  const std::size_t have = std::min(buffer_.size(), bytes.size());
-  if (have > 0) {
-    std::memcpy(bytes.data(), buffer_.data().data(), have);
-    buffer_.consume(have);
-  }
-  if (have == bytes.size()) {
-    return dispatch();
-  }
-  stream_.tcp().expires_after(context_.options.read_timeout);
-  asio::async_read(
-      stream_, asio::buffer(bytes.data() + have, bytes.size() - have),
-      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_body(error); });
-}
-
-void Connection::on_body(ErrorCode error) {
-  if (error) {
-    return drop(error);
-  }
-  dispatch();
-}
-
 void Connection::dispatch() {
   const auto& head = parser_->get();
+  begin_record();
   try {
     if (plan_.coding != Coding::kIdentity) {
       body_ = unpack_body(*body_, plan_.coding, plan_.json_size, context_.options.max_body_bytes,
@@ -233,11 +225,31 @@ void Connection::dispatch() {
   request.method = view(head.method_string());
   request.target = view(head.target());
   request.body = std::move(body_);
+  request.record = record_;
   context_.router.handle(std::move(request),
                          [self = shared_from_this()](std::function<HttpReply()> make) {
                            asio::post(self->stream_.get_executor(),
                                       [self, make = std::move(make)] { self->reply(make()); });
                          });
+}
+
+void Connection::begin_record() {
+  record_ = std::make_shared<RequestRecord>();
+  record_->protocol = "http";
+  record_->begin = begin_;
+  record_->read = std::chrono::steady_clock::now();
+  if (context_.observer == nullptr) {
+    return;
+  }
+  const auto& head = parser_->get();
+  // Two of them are none.
+  const bool has_parent = head.count("traceparent") == 1;
+  std::string state;
+  const auto [first, last] = head.equal_range("tracestate");
+  for (auto field = first; field != last; ++field) {
+    state.append(state.empty() ? "" : ",").append(view(field->value()));
+  }
+  context_.observer->begin(*record_, has_parent ? view(head["traceparent"]) : "", state);
 }
 
 void Connection::refuse_and_end(const RequestError& error) {

@@ -22,18 +22,26 @@
 #include <string_view>
 
 #include "server/body_plan.h"
+#include "server/chunked_body.h"
 #include "server/client_stream.h"
 #include "server/http_message.h"
 #include "server/http_server.h"
 #include "server/reply_body.h"
+#include "server/request_error.h"
 
 namespace ikbo::server {
 
 class Connection;
 
 constexpr std::size_t kReadAhead = 16 * 1024;
+// What Beast may buffer of a head, of a chunk's line or of a trailer.
+constexpr std::size_t kMaxBuffered = 64 * 1024;
 
 inline std::string_view view(boost::string_view text) { return {text.data(), text.size()}; }
+
+// Whether Beast found the bytes to be no HTTP, or to end too early.
+bool is_http_error(const boost::system::error_code& error);
+RequestError no_memory();
 
 // What the connections of a server share; outlives them all.
 struct ConnectionContext {
@@ -42,6 +50,7 @@ struct ConnectionContext {
   Router& router;
   ServerMetrics& metrics;
   MemoryBudget& memory;
+  RequestObserver* observer;  // nullptr: none
   const Logger& logger;
   std::function<void(Connection*)> on_end;  // by any thread
   std::atomic<bool> is_stopping = false;
@@ -67,8 +76,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void on_head(ErrorCode error);
   void start_body();
   void send_continue();
+  std::optional<std::size_t> received_json_size() const;
   void read_body();
   void on_body(ErrorCode error);
+  void read_chunks();
+  void on_chunks(ErrorCode error);
   void dispatch();
   // The rest of the request, if any, stays unread: the connection ends after the reply.
   void refuse_and_end(const RequestError& error);
@@ -80,14 +92,26 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close();
   // Counts what ended a request halfway.
   void drop(ErrorCode error);
+  void begin_record();
+  void end_record();
 
-  ClientStream stream_;
+  // Tells the server when all else here is gone, which uses what the server owns.
+  struct End {
+    ~End() { context.on_end(connection); }
+    ConnectionContext& context;
+    Connection* connection;
+  };
+
   ConnectionContext& context_;
-  boost::beast::flat_buffer buffer_;  // bytes received beyond what was asked for
+  const End end_;  // before what is to be gone
+  ClientStream stream_;
+  boost::beast::flat_buffer buffer_{kMaxBuffered};  // bytes received beyond what was asked for
   std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;
   std::size_t head_bytes_ = 0;  // of this request, parsed so far
   BodyPlan plan_;
+  std::optional<ChunkedBody> chunks_;  // of the body under way, when it comes in chunks
   std::shared_ptr<RequestBody> body_;
+  std::shared_ptr<RequestRecord> record_;  // of the request that the router has
   std::optional<boost::beast::http::response<ReplyBody>> response_;
   std::chrono::steady_clock::time_point begin_;
   bool is_idle_ = false;

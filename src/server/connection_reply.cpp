@@ -38,12 +38,17 @@ void Connection::reply(HttpReply reply) {
   http::async_write(stream_, *response_, [self = shared_from_this()](ErrorCode error, std::size_t) {
     self->on_replied(error);
   });
+  // What the socket takes is in it by now.
+  if (const auto& on_sent = response_->body().on_sent) {
+    on_sent();
+  }
 }
 
 void Connection::on_replied(ErrorCode error) {
   if (error) {
     return drop(error);
   }
+  end_record();
   if (context_.logger.is_enabled(LogLevel::kDebug)) {
     const auto time = std::chrono::steady_clock::now() - begin_;
     context_.logger.write(
@@ -96,7 +101,14 @@ void Connection::close() {
   stream_.tcp().close();
 }
 
+void Connection::end_record() {
+  if (record_ != nullptr && context_.observer != nullptr) {
+    context_.observer->end(record_);
+  }
+}
+
 void Connection::drop(ErrorCode error) {
+  end_record();
   const bool is_timeout = error == beast::error::timeout;
   context_.metrics.count(is_timeout ? ErrorKind::kTimeout : ErrorKind::kDisconnected);
   context_.logger.write(LogLevel::kDebug, "dropped", {{"error", error.message()}});

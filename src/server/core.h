@@ -6,20 +6,26 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "server/access.h"
 #include "server/background.h"
 #include "server/memory_budget.h"
 #include "server/metrics.h"
 #include "server/model_repository.h"
 #include "server/request_error.h"
+#include "server/request_observer.h"
 #include "server/served_models.h"
 #include "server/wire_names.h"
 
 namespace ikbo::server {
 
 struct Core {
-  explicit Core(std::size_t max_request_memory) : request_memory(max_request_memory) {}
+  explicit Core(std::size_t max_request_memory, AccessTokens tokens = {})
+      : access(std::move(tokens)), request_memory(max_request_memory) {}
+
+  const AccessTokens access;
 
   // Whether requests are welcome: to a load balancer, all of the process or nothing of it.
   bool is_ready() const { return !is_stopping && models.are_ready(); }
@@ -43,12 +49,14 @@ struct Core {
     return *repository;
   }
 
+  // In this order: each may use what is above it until it ends.
+  std::atomic<bool> is_stopping = false;  // from here on it is not ready
+  ServerMetrics metrics;
+  MemoryBudget request_memory;
+  std::optional<RequestObserver> observer;  // none: requests are neither logged nor traced
   Background background;
   ServedModels models{background};
   std::optional<ModelRepository> repository;  // none: what is served never changes
-  ServerMetrics metrics;
-  MemoryBudget request_memory;
-  std::atomic<bool> is_stopping = false;  // from here on it is not ready
 };
 
 }  // namespace ikbo::server

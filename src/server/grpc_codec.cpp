@@ -174,6 +174,17 @@ std::vector<WantedOutput> read_outputs(const Manifest& manifest, const ModelInfe
   return wanted;
 }
 
+std::string read_user_key(const Manifest& manifest, const ModelInferRequest& message) {
+  const auto found = message.parameters().find("user_key");
+  if (found == message.parameters().end()) {
+    return {};
+  }
+  if (!found->second.has_string_param()) {
+    bad_request(manifest, "parameter 'user_key' must be a string; got one of another type");
+  }
+  return found->second.string_param();
+}
+
 template <typename T>
 void write_elements(const Tensor& tensor, InferTensorContents& contents) {
   std::string_view name;
@@ -218,7 +229,9 @@ InferCall decode_infer(const Manifest& manifest, std::shared_ptr<ModelInferReque
         read_timeout(manifest, found->second.has_int64_param() ? found->second.int64_param() : -1);
   }
   call.outputs = read_outputs(manifest, *message);
+  const std::string user_key = read_user_key(manifest, *message);
   call.request = GrpcInputReader(manifest, std::move(message)).read();
+  set_user_key(manifest, user_key, call.request);
   return call;
 }
 

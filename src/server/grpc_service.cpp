@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
-
-#include "server/repository_codec.h"
+#include <map>
+#include <string>
+#include <string_view>
 
 namespace ikbo::server {
 namespace {
@@ -65,14 +66,28 @@ Batcher::Clock::time_point deadline_of(const grpc::CallbackServerContext& contex
   return timeout < kLongest ? Batcher::Clock::now() + timeout : Batcher::Clock::time_point::max();
 }
 
-grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
-                                 const grpc::Status& status = grpc::Status::OK) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(status);
-  return reactor;
+std::string_view view(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+// The values of a header that may come several times.
+std::string joined(const std::multimap<grpc::string_ref, grpc::string_ref>& metadata,
+                   const char* key) {
+  std::string text;
+  const auto [first, last] = metadata.equal_range(key);
+  for (auto field = first; field != last; ++field) {
+    text.append(text.empty() ? "" : ",").append(view(field->second));
+  }
+  return text;
 }
 
 }  // namespace
+
+void GrpcService::authorize(const grpc::CallbackServerContext& context, Access access) const {
+  const auto& metadata = context.client_metadata();
+  const auto field = metadata.find("authorization");
+  core_.access.check(access, field == metadata.end()
+                                 ? std::string_view()
+                                 : std::string_view(field->second.data(), field->second.size()));
+}
 
 grpc::Status GrpcService::status_of(const RequestError& error) const {
   core_.metrics.count(error.kind());
@@ -108,14 +123,20 @@ grpc::ServerUnaryReactor* GrpcService::ModelReady(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* GrpcService::ServerMetadata(grpc::CallbackServerContext* context,
                                                       const inference::ServerMetadataRequest*,
                                                       inference::ServerMetadataResponse* response) {
-  *response = grpc_server_metadata(IKBO_VERSION, core_.extensions());
-  return finish(context);
+  try {
+    authorize(*context, Access::kInfer);
+    *response = grpc_server_metadata(IKBO_VERSION, core_.extensions());
+    return finish(context);
+  } catch (const RequestError& error) {
+    return finish(context, status_of(error));
+  }
 }
 
 grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext* context,
                                                      const inference::ModelMetadataRequest* request,
                                                      inference::ModelMetadataResponse* response) {
   try {
+    authorize(*context, Access::kInfer);
     const auto model = core_.models.find(request->name(), request->version());
     *response = grpc_model_metadata(model->manifest(), core_.models.versions(request->name()));
     return finish(context);
@@ -124,44 +145,87 @@ grpc::ServerUnaryReactor* GrpcService::ModelMetadata(grpc::CallbackServerContext
   }
 }
 
+std::shared_ptr<RequestRecord> GrpcService::begin_record(
+    const grpc::CallbackServerContext& context) const {
+  auto record = std::make_shared<RequestRecord>();
+  record->protocol = "grpc";
+  record->read = record->begin;  // gRPC had read it all by then
+  if (core_.observer.has_value()) {
+    const auto& metadata = context.client_metadata();
+    const auto parent = metadata.find("traceparent");
+    const bool has_parent = metadata.count("traceparent") == 1;  // two of them are none
+    core_.observer->begin(*record, has_parent ? view(parent->second) : "",
+                          joined(metadata, "tracestate"));
+  }
+  return record;
+}
+
+void GrpcService::end_record(const std::shared_ptr<RequestRecord>& record) const {
+  if (core_.observer.has_value()) {
+    core_.observer->end(record);
+  }
+}
+
 grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* context,
                                                   const grpc::ByteBuffer* request,
                                                   grpc::ByteBuffer* response) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  try {
-    submit(context, *request, response, reactor);
-  } catch (const RequestError& error) {
+  const auto refuse_with = [&](const RequestError& error, const auto& record) {
+    end_record(record);
     reactor->Finish(status_of(error));
+  };
+  const std::shared_ptr<RequestRecord> record = begin_record(*context);
+  try {
+    submit(context, *request, response, reactor, record);
+  } catch (const RequestError& error) {
+    refuse_with(error, record);
   } catch (const std::bad_alloc&) {
-    reactor->Finish(status_of(out_of_memory()));
+    refuse_with(out_of_memory(), record);
   }
   return reactor;
 }
 
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
-                         grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor) {
+                         grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor,
+                         const std::shared_ptr<RequestRecord>& record) {
+  authorize(*context, Access::kInfer);
   auto message = parse(request, core_.request_memory);
   const auto model = core_.models.find(message->model_name(), message->model_version());
+  record->model = model->manifest().model_name;
+  record->version = model->manifest().model_version;
   try {
     auto call = std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(message)));
+    note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
-    model->submit(std::move(inputs),
-                  [=, this](const Batcher::Outcome& outcome) {
-                    reactor->Finish(answer(*model, *call, outcome, response));
-                  },
-                  {.deadline = deadline_of(*context, *call),
-                   .is_abandoned = [context] { return context->IsCancelled(); }});
+    model->submit(
+        std::move(inputs),
+        // Once the call has finished the server may end: until then all is let go of but
+        // what is the request's own.
+        [=, this, used = model, metrics = model->shared_metrics](Batcher::Outcome outcome) mutable {
+          const grpc::Status status = answer(*used, *call, outcome, response, *record);
+          outcome = runtime::Response();
+          used.reset();
+          end_record(record);
+          reactor->Finish(status);
+          if (status.ok()) {
+            metrics->observe_overhead(*record);
+          }
+        },
+        {.deadline = deadline_of(*context, *call),
+         .is_abandoned = [context] { return context->IsCancelled(); },
+         .memory = &core_.request_memory,
+         .record = record});
   } catch (const RequestError& error) {
-    model->metrics.requests.count(info_of(error.kind()).status);
+    model->metrics.finish(*record, info_of(error.kind()).status);
     throw;
   }
 }
 
 grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
-                                 const Batcher::Outcome& outcome,
-                                 grpc::ByteBuffer* response) const {
+                                 const Batcher::Outcome& outcome, grpc::ByteBuffer* response,
+                                 RequestRecord& record) const {
   const auto refuse_with = [&](const RequestError& error) {
-    model.metrics.requests.count(info_of(error.kind()).status);
+    model.metrics.finish(record, info_of(error.kind()).status);
     return status_of(error);
   };
   if (const auto* error = std::get_if<RequestError>(&outcome)) {
@@ -173,62 +237,8 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
   } catch (const std::bad_alloc&) {
     return refuse_with(out_of_memory());
   }
-  model.metrics.requests.count(200);
+  model.metrics.finish(record, 200);
   return grpc::Status::OK;
-}
-
-grpc::ServerUnaryReactor* GrpcService::RepositoryIndex(
-    grpc::CallbackServerContext* context, const inference::RepositoryIndexRequest* request,
-    inference::RepositoryIndexResponse* response) {
-  try {
-    for (const IndexEntry& entry : core_.changeable_repository().index(request->ready())) {
-      auto& model = *response->add_models();
-      model.set_name(entry.name);
-      model.set_version(entry.version);
-      model.set_state(std::string(entry.state));
-      model.set_reason(entry.reason);
-    }
-    return finish(context);
-  } catch (const RequestError& error) {
-    return finish(context, status_of(error));
-  }
-}
-
-template <typename Parameters>
-grpc::ServerUnaryReactor* GrpcService::change_repository(
-    grpc::CallbackServerContext* context, std::string_view action, const Parameters& parameters,
-    const std::function<void(ModelRepository&, ModelRepository::Done)>& change) {
-  try {
-    ModelRepository& repository = core_.changeable_repository();
-    for (const auto& [name, value] : parameters) {
-      check_repository_parameter(action, name);
-    }
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    change(repository, [this, reactor](const std::optional<RequestError>& error) {
-      reactor->Finish(error.has_value() ? status_of(*error) : grpc::Status::OK);
-    });
-    return reactor;
-  } catch (const RequestError& error) {
-    return finish(context, status_of(error));
-  }
-}
-
-grpc::ServerUnaryReactor* GrpcService::RepositoryModelLoad(
-    grpc::CallbackServerContext* context, const inference::RepositoryModelLoadRequest* request,
-    inference::RepositoryModelLoadResponse*) {
-  return change_repository(context, "load", request->parameters(),
-                           [&](ModelRepository& repository, ModelRepository::Done done) {
-                             repository.load(request->model_name(), std::move(done));
-                           });
-}
-
-grpc::ServerUnaryReactor* GrpcService::RepositoryModelUnload(
-    grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest* request,
-    inference::RepositoryModelUnloadResponse*) {
-  return change_repository(context, "unload", request->parameters(),
-                           [&](ModelRepository& repository, ModelRepository::Done done) {
-                             repository.unload(request->model_name(), std::move(done));
-                           });
 }
 
 grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(

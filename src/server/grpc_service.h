@@ -36,6 +36,14 @@ using CallbackService = InferenceService::WithCallbackMethod_ServerLive<
                                 InferenceService::WithCallbackMethod_RepositoryModelUnload<
                                     InferenceService::Service>>>>>>>>>;
 
+// Answers a call now.
+inline grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
+                                        const grpc::Status& status = grpc::Status::OK) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(status);
+  return reactor;
+}
+
 class GrpcService final : public CallbackService {
  public:
   explicit GrpcService(Core& core) : core_(core) {}
@@ -69,12 +77,17 @@ class GrpcService final : public CallbackService {
       inference::RepositoryModelUnloadResponse* response) override;
 
  private:
+  // Throws RequestError unless the call's metadata let its sender ask for what needs `access`.
+  void authorize(const grpc::CallbackServerContext& context, Access access) const;
   // Counts the error.
   grpc::Status status_of(const RequestError& error) const;
   void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
-              grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor);
+              grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor,
+              const std::shared_ptr<RequestRecord>& record);
   grpc::Status answer(ServedModel& model, const InferCall& call, const Batcher::Outcome& outcome,
-                      grpc::ByteBuffer* response) const;
+                      grpc::ByteBuffer* response, RequestRecord& record) const;
+  std::shared_ptr<RequestRecord> begin_record(const grpc::CallbackServerContext& context) const;
+  void end_record(const std::shared_ptr<RequestRecord>& record) const;
 
   // Calls `change`, and answers the call when that is done. Its request has `parameters`.
   template <typename Parameters>

@@ -37,12 +37,6 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-bool is_word(std::string_view text, std::string_view lower) {
-  return std::equal(text.begin(), text.end(), lower.begin(), lower.end(), [](char a, char b) {
-    return (a >= 'A' && a <= 'Z' ? static_cast<char>(a + 'a' - 'A') : a) == b;
-  });
-}
-
 // The part of `text` before `separator`; `text` keeps what follows it.
 std::string_view cut(std::string_view& text, char separator) {
   const std::size_t end = text.find(separator);
@@ -165,6 +159,12 @@ std::string pack_all(Coding coding, const HttpReply& reply) {
 }
 
 }  // namespace
+
+bool is_word(std::string_view text, std::string_view lower) {
+  return std::equal(text.begin(), text.end(), lower.begin(), lower.end(), [](char a, char b) {
+    return (a >= 'A' && a <= 'Z' ? static_cast<char>(a + 'a' - 'A') : a) == b;
+  });
+}
 
 std::optional<Coding> coding_of(std::string_view content_encoding) {
   const std::string_view name = trimmed(content_encoding);

@@ -16,6 +16,9 @@ namespace ikbo::server {
 
 enum class Coding : std::int8_t { kIdentity, kGzip, kDeflate };
 
+// Whether `text` is that word, given in small letters, in letters of any size.
+bool is_word(std::string_view text, std::string_view lower);
+
 // Of a Content-Encoding field, empty where there is none; nothing for another coding.
 std::optional<Coding> coding_of(std::string_view content_encoding);
 

@@ -2,6 +2,7 @@
 // Requests and replies as the router sees them: HTTP without a transport.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "ikbo/runtime/tensor.h"
 #include "server/request_body.h"
+#include "server/request_record.h"
 
 namespace ikbo::server {
 
@@ -18,6 +20,7 @@ struct HttpRequest {
   std::string method;                       // "GET"
   std::string target;                       // "/v2/models/m/infer"
   std::shared_ptr<const RequestBody> body;  // never null
+  std::shared_ptr<RequestRecord> record = std::make_shared<RequestRecord>();  // never null
 };
 
 // The body is `text`, then the bytes of `blobs` in order.
@@ -27,6 +30,7 @@ struct HttpReply {
   std::vector<std::pair<std::string, std::string>> headers;
   std::string text;
   std::vector<runtime::Tensor> blobs;
+  std::function<void()> on_sent = {};  // called once its first bytes are on their way; may be empty
 };
 
 // How a reply gets back: called exactly once, by any thread, with the function that builds the

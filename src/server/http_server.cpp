@@ -72,6 +72,7 @@ class HttpServer::Impl {
                  router,
                  core.metrics,
                  core.request_memory,
+                 core.observer.has_value() ? &*core.observer : nullptr,
                  logger,
                  [this](Connection* ended) { forget(ended); }},
         io_(options.num_threads),
@@ -262,6 +263,15 @@ class HttpServer::Impl {
   asio::signal_set hangups_;
   asio::steady_timer timer_;
 };
+
+void check_host(const HttpOptions& options) {
+  error_code error;
+  const asio::ip::address address = asio::ip::make_address(options.host, error);
+  IKBO_CHECK(!error, "--host: must be an IP address; got ", options.host);
+  IKBO_CHECK(address.is_loopback() || options.allow_remote,
+             "--host: must be a loopback address unless --allow-remote is given; got ",
+             options.host);
+}
 
 void check_tls(const TlsOptions& tls) {
   if (tls.is_enabled()) {

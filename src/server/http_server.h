@@ -18,6 +18,7 @@ namespace ikbo::server {
 
 struct HttpOptions {
   std::string host = "127.0.0.1";  // an address of this machine
+  bool allow_remote = false;       // whether it may be another one than the loopback's
   std::uint16_t port = 8000;       // 0: any free one
   int num_threads = 0;
   std::size_t max_body_bytes = std::size_t{64} << 20;
@@ -27,6 +28,9 @@ struct HttpOptions {
   std::chrono::milliseconds write_timeout{10'000};  // for a reply
   std::chrono::milliseconds drain_timeout{30'000};  // for what is under way when asked to stop
 };
+
+// Throws ikbo::Error for an address that is none, or of which allow_remote says no.
+void check_host(const HttpOptions& options);
 
 // Throws ikbo::Error for certificates that cannot be read or do not fit.
 void check_tls(const TlsOptions& tls);

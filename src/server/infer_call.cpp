@@ -35,6 +35,13 @@ void check_shape(const Manifest& manifest, const TensorSpec& spec, const Shape& 
 
 }  // namespace
 
+void note_call(const InferCall& call, RequestRecord& record) {
+  record.id = call.id;
+  record.users = call.request.num_users;
+  record.candidates = call.request.num_candidates;
+  record.queued = RequestRecord::Clock::now();
+}
+
 std::string show_shape(const Shape& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -45,12 +52,14 @@ std::string show_shape(const Shape& shape) {
 
 std::size_t find_tensor(const Manifest& manifest, std::string_view kind, std::string_view name,
                         const std::vector<TensorSpec>& specs) {
-  std::string known;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].name == name) {
       return i;
     }
-    known += (known.empty() ? "" : ", ") + specs[i].name;
+  }
+  std::string known;
+  for (const TensorSpec& spec : specs) {
+    known += (known.empty() ? "" : ", ") + spec.name;
   }
   bad_request(manifest, kind, " ", name, " is unknown; it must be one of ", known);
 }
@@ -83,6 +92,19 @@ std::optional<std::chrono::microseconds> read_timeout(const Manifest& manifest,
     return std::nullopt;
   }
   return std::min(std::chrono::microseconds(microseconds), kLongest);
+}
+
+void set_user_key(const Manifest& manifest, std::string_view key, runtime::Request& request) {
+  constexpr std::size_t kMaxBytes = 256;
+  if (key.size() > kMaxBytes) {
+    bad_request(manifest, "parameter 'user_key' must have at most ", kMaxBytes, " bytes; got ",
+                key.size());
+  }
+  if (!key.empty() && request.num_users != 1) {
+    bad_request(manifest, "parameter 'user_key' must come with one user; got ", request.num_users,
+                " users");
+  }
+  request.user_key = key;
 }
 
 RequestInputs::RequestInputs(const Manifest& manifest)

@@ -15,6 +15,7 @@
 #include "ikbo/runtime/batch.h"
 #include "ikbo/runtime/manifest.h"
 #include "server/request_error.h"
+#include "server/request_record.h"
 
 namespace ikbo::server {
 
@@ -30,6 +31,9 @@ struct InferCall {
   std::vector<WantedOutput> outputs;
   runtime::Request request;
 };
+
+// Writes what is known of a decoded request, and that it is decoded now.
+void note_call(const InferCall& call, RequestRecord& record);
 
 template <typename... Parts>
 [[noreturn]] void bad_request(const runtime::Manifest& manifest, const Parts&... parts) {
@@ -47,6 +51,10 @@ std::size_t find_tensor(const runtime::Manifest& manifest, std::string_view kind
 // The request's parameter `timeout`, in microseconds; 0: none.
 std::optional<std::chrono::microseconds> read_timeout(const runtime::Manifest& manifest,
                                                       std::int64_t microseconds);
+
+// Sets the request's parameter `user_key`, which only a request of one user may have; empty: none.
+void set_user_key(const runtime::Manifest& manifest, std::string_view key,
+                  runtime::Request& request);
 
 // Parameters of a tensor whose meaning this server does not know how to honour.
 inline constexpr std::string_view kRefusedParameters[] = {"shared_memory_region", "classification"};

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -29,6 +30,13 @@ class JsonWriter {
   // Bytes that are no UTF-8 are written as '?': the output is always valid JSON.
   JsonWriter& string(std::string_view text);
 
+  // `text` must be a JSON value.
+  JsonWriter& raw(std::string_view text) {
+    separate();
+    out_ += text;
+    return *this;
+  }
+
   JsonWriter& boolean(bool value) {
     separate();
     out_ += value ? "true" : "false";
@@ -43,7 +51,7 @@ class JsonWriter {
     separate();
     char text[32];
     const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
-    out_.append(text, end);
+    out_.append(text, static_cast<std::size_t>(end - text));
     return *this;
   }
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <ctime>
 
+#include "server/json_writer.h"
+
 namespace ikbo::server {
 namespace {
 
@@ -50,13 +52,8 @@ void append_value(std::string_view value, std::string& line) {
   line += '"';
 }
 
-}  // namespace
-
-void Logger::write(LogLevel level, std::string_view event,
-                   std::initializer_list<LogField> fields) const {
-  if (!is_enabled(level)) {
-    return;
-  }
+std::string text_line(LogLevel level, std::string_view event,
+                      std::initializer_list<LogField> fields) {
   std::string line = "time=" + utc_time() + " level=";
   line += kLevelNames[static_cast<std::size_t>(level)];
   line += " event=";
@@ -65,8 +62,42 @@ void Logger::write(LogLevel level, std::string_view event,
     line.append(" ").append(field.key).append("=");
     append_value(field.value, line);
   }
-  line += '\n';
-  std::fwrite(line.data(), 1, line.size(), stderr);
+  return line;
+}
+
+std::string json_line(LogLevel level, std::string_view event,
+                      std::initializer_list<LogField> fields) {
+  std::string line;
+  JsonWriter json(line);
+  json.begin_object();
+  json.key("time").string(utc_time());
+  json.key("level").string(kLevelNames[static_cast<std::size_t>(level)]);
+  json.key("event").string(event);
+  for (const LogField& field : fields) {
+    json.key(field.key);
+    if (field.is_number) {
+      json.raw(field.value);
+    } else {
+      json.string(field.value);
+    }
+  }
+  json.end_object();
+  return line;
+}
+
+}  // namespace
+
+std::string log_line(LogFormat format, LogLevel level, std::string_view event,
+                     std::initializer_list<LogField> fields) {
+  return (format == LogFormat::kJson ? json_line : text_line)(level, event, fields) + '\n';
+}
+
+void Logger::write(LogLevel level, std::string_view event,
+                   std::initializer_list<LogField> fields) const {
+  if (is_enabled(level)) {
+    const std::string line = log_line(format_, level, event, fields);
+    std::fwrite(line.data(), 1, line.size(), stderr);
+  }
 }
 
 }  // namespace ikbo::server

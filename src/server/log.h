@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One line per event on stderr: time=... level=... event=... key=value ...
+// One line per event on stderr: time=... level=... event=... key=value ..., or the same as JSON.
 #pragma once
 
 #include <concepts>
@@ -11,20 +11,23 @@
 namespace ikbo::server {
 
 enum class LogLevel : std::int8_t { kDebug, kInfo, kWarning, kError };
+enum class LogFormat : std::int8_t { kText, kJson };
 
 struct LogField {
   LogField(std::string_view name, std::string_view text) : key(name), value(text) {}
   LogField(std::string_view name, std::integral auto number)
-      : key(name), value(std::to_string(number)) {}
+      : key(name), value(std::to_string(number)), is_number(true) {}
 
   std::string_view key;
   std::string value;
+  bool is_number = false;
 };
 
 // Thread-safe; a line is written whole.
 class Logger {
  public:
-  explicit Logger(LogLevel level) : level_(level) {}
+  explicit Logger(LogLevel level, LogFormat format = LogFormat::kText)
+      : level_(level), format_(format) {}
 
   bool is_enabled(LogLevel level) const { return level >= level_; }
   void write(LogLevel level, std::string_view event,
@@ -32,6 +35,11 @@ class Logger {
 
  private:
   LogLevel level_;
+  LogFormat format_;
 };
+
+// The line of an event, with its end.
+std::string log_line(LogFormat format, LogLevel level, std::string_view event,
+                     std::initializer_list<LogField> fields);
 
 }  // namespace ikbo::server

@@ -9,6 +9,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "ikbo/error.h"
 #include "ikbo/runtime/model.h"
@@ -17,7 +18,9 @@
 #include "server/grpc_server.h"
 #include "server/http_server.h"
 #include "server/log.h"
+#include "server/package_gate.h"
 #include "server/router.h"
+#include "server/spec_cost.h"
 
 namespace ikbo::server {
 namespace {
@@ -54,11 +57,12 @@ void serve_until_stopped(const Config& config, const Arguments& arguments, const
   if (!config.no_grpc) {
     grpc.emplace(config.grpc, config.tls, core, logger);
   }
-  logger.write(LogLevel::kInfo, "listening",
-               {{"host", config.http.host},
-                {"port", http.port()},
-                {"grpc_port", grpc.has_value() ? std::to_string(grpc->port()) : "none"},
-                {"tls", config.tls.is_enabled() ? "on" : "off"}});
+  logger.write(
+      LogLevel::kInfo, "listening",
+      {{"host", config.http.host},
+       {"port", http.port()},
+       grpc.has_value() ? LogField("grpc_port", grpc->port()) : LogField("grpc_port", "none"),
+       {"tls", config.tls.is_enabled() ? "on" : "off"}});
   const auto on_stop = [&] {
     core.is_stopping = true;
     if (grpc.has_value()) {
@@ -78,24 +82,49 @@ void serve_until_stopped(const Config& config, const Arguments& arguments, const
   }
 }
 
-int check(const Config& config) {
+// What can be known to be wrong before anything is loaded.
+AccessTokens check_options(const Config& config, const Logger& logger) {
+  check_host(config.http);
   check_tls(config.tls);
-  find_packages(config.packages);
+  check_gate(config.gate);
+  IKBO_CHECK(!config.allows_repository_changes || config.access.infer_tokens.empty() ||
+                 !config.access.admin_tokens.empty(),
+             "--allow-repository-changes: must come with --admin-token-file when "
+             "--infer-token-file is given, or whoever connects could change what is served");
+  if (config.http.allow_remote && !config.tls.is_enabled() && config.access.is_any()) {
+    logger.write(LogLevel::kWarning, "tokens_without_tls", {{"host", config.http.host}});
+  }
+  return AccessTokens(config.access);
+}
+
+OpenPackage opener(const Config& config) {
+  return [gate = config.gate](const std::string& path) { return open_package(path, gate); };
+}
+
+int check(const Config& config, const Logger& logger) {
+  check_options(config, logger);
+  for (const PackageFile& file : find_packages(config.packages, opener(config))) {
+    runtime::check_model_options(file.package, config.model);
+    SpecCosts::of_spec(file.package.manifest().spec_json);
+    warn_of_missing_digests(file.package, logger);
+  }
   std::printf("# this process has %d cores and %zu bytes of memory\n%s", config.host.cores,
               config.host.memory_bytes, config.text.c_str());
   return EXIT_SUCCESS;
 }
 
 int serve(const Config& config, const Arguments& arguments, const Logger& logger) {
-  check_tls(config.tls);
+  AccessTokens tokens = check_options(config, logger);
   logger.write(LogLevel::kInfo, "starting",
                {{"cores", config.host.cores},
                 {"memory_bytes", config.host.memory_bytes},
                 {"threads", config.http.num_threads},
                 {"threads_per_run", config.model.threads_per_run},
                 {"max_request_memory", config.max_request_memory}});
-  Core core(config.max_request_memory);
+  Core core(config.max_request_memory, std::move(tokens));
+  core.observer.emplace(config.observer, logger, core.metrics);
   core.repository.emplace(RepositoryOptions{.sources = config.packages,
+                                            .open = opener(config),
                                             .load =
                                                 [&config](const runtime::Package& package) {
                                                   return runtime::Model::load(package,
@@ -119,10 +148,10 @@ int main(int argc, char** argv) {
   if (!config.has_value()) {
     return exit_code;
   }
-  const ikbo::server::Logger logger(config->log_level);
+  const ikbo::server::Logger logger(config->log_level, config->log_format);
   ikbo::server::keep_freed_memory(config->host);
   try {
-    return config->is_check ? ikbo::server::check(*config)
+    return config->is_check ? ikbo::server::check(*config, logger)
                             : ikbo::server::serve(*config, {argc, argv}, logger);
   } catch (const std::exception& error) {
     logger.write(ikbo::server::LogLevel::kError, "failed", {{"error", error.what()}});

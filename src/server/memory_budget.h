@@ -29,6 +29,15 @@ class MemoryBudget {
       }
     }
 
+    // Takes over what `other` holds of the same budget.
+    void add(Lease other) {
+      if (budget_ == nullptr) {
+        *this = std::move(other);
+      } else if (std::exchange(other.budget_, nullptr) != nullptr) {
+        bytes_ += other.bytes_;
+      }
+    }
+
    private:
     friend class MemoryBudget;
     Lease(MemoryBudget& budget, std::size_t bytes) : budget_(&budget), bytes_(bytes) {}

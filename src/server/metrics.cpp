@@ -2,64 +2,17 @@
 #include "server/metrics.h"
 
 #include <algorithm>
-#include <charconv>
+#include <chrono>
 #include <utility>
+
+#include "server/prometheus_text.h"
 
 namespace ikbo::server {
 namespace {
 
-template <typename T>
-std::string text_of(T value) {
-  char text[32];
-  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
+double seconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::duration<double>(time).count();
 }
-
-void write_sample(std::string_view name, std::string_view suffix, const std::string& labels,
-                  const std::string& value, std::string& out) {
-  out.append(name).append(suffix);
-  if (!labels.empty()) {
-    out.append("{").append(labels).append("}");
-  }
-  out.append(" ").append(value).append("\n");
-}
-
-void write_head(std::string_view name, std::string_view type, std::string_view help,
-                std::string& out) {
-  out.append("# HELP ").append(name).append(" ").append(help).append("\n");
-  out.append("# TYPE ").append(name).append(" ").append(type).append("\n");
-}
-
-std::string label(std::string_view name, std::string_view value) {
-  std::string text(name);
-  text += "=\"";
-  for (const char c : value) {
-    if (c == '\n') {
-      text += "\\n";
-      continue;
-    }
-    if (c == '"' || c == '\\') {
-      text += '\\';
-    }
-    text += c;
-  }
-  return text + '"';
-}
-
-struct HistogramInfo {
-  const Histogram ModelMetrics::* member;
-  std::string_view name;
-  std::string_view help;
-};
-
-constexpr HistogramInfo kHistograms[] = {
-    {&ModelMetrics::queue_seconds, "ikbo_queue_seconds",
-     "Time from a request's arrival in the queue to the start of its run."},
-    {&ModelMetrics::run_seconds, "ikbo_run_seconds",
-     "Time of one run: merging, the model, splitting."},
-    {&ModelMetrics::batch_requests, "ikbo_batch_requests", "Requests in one run."},
-    {&ModelMetrics::batch_users, "ikbo_batch_users", "Users in one run."},
-    {&ModelMetrics::batch_candidates, "ikbo_batch_candidates", "Candidates in one run."},
-};
 
 }  // namespace
 
@@ -107,37 +60,41 @@ void StatusCounts::write(std::string_view name, const std::string& labels, std::
   }
 }
 
-std::string write_metrics(const ServerMetrics& server, const std::vector<LabelledMetrics>& models) {
-  std::string out;
-  std::vector<std::string> labels;
-  labels.reserve(models.size());
-  for (const LabelledMetrics& model : models) {
-    labels.push_back(label("model", model.model) + "," + label("version", model.version));
+void ModelMetrics::observe_run(const RunSample& run, const SpecCosts& costs) {
+  const RunSizes& sizes = run.sizes;
+  run_seconds.observe(seconds(run.input + run.infer + run.output));
+  batch_requests.observe(static_cast<double>(sizes.requests));
+  batch_users.observe(static_cast<double>(sizes.users));
+  batch_candidates.observe(static_cast<double>(sizes.candidates));
+  if (sizes.users > 0) {
+    batch_ratio.observe(static_cast<double>(sizes.candidates) / static_cast<double>(sizes.users));
   }
-  write_head("ikbo_requests_total", "counter", "Infer requests by model and HTTP status.", out);
-  for (std::size_t i = 0; i < models.size(); ++i) {
-    models[i].metrics->requests.write("ikbo_requests_total", labels[i], out);
+  if (costs.are_known()) {
+    const Cost done = costs.at(sizes.users, sizes.candidates);
+    const Cost replicated = costs.replicated_at(sizes.users, sizes.candidates);
+    flops += done.flops;
+    bytes += done.bytes;
+    replicated_flops += replicated.flops;
+    replicated_bytes += replicated.bytes;
   }
-  for (const HistogramInfo& info : kHistograms) {
-    write_head(info.name, "histogram", info.help, out);
-    for (std::size_t i = 0; i < models.size(); ++i) {
-      (models[i].metrics->*info.member).write(info.name, labels[i], out);
-    }
+  stats.observe_run(run);
+}
+
+void ModelMetrics::finish(RequestRecord& record, unsigned status) {
+  record.close();
+  record.status = status;
+  record.answered = RequestRecord::Clock::now();
+  requests.count(status);
+  request_seconds.observe(seconds(record.answered - record.begin));
+  stats.observe_request(record);
+}
+
+void ModelMetrics::observe_overhead(const RequestRecord& record) {
+  if (record.num_runs == 1) {
+    const auto queue = record.run_begin - record.queued;
+    const auto time = RequestRecord::Clock::now() - record.read;
+    overhead_seconds.observe(seconds(time - queue - record.infer));
   }
-  write_head("ikbo_queued_requests", "gauge", "Requests that wait for a run.", out);
-  for (std::size_t i = 0; i < models.size(); ++i) {
-    write_sample("ikbo_queued_requests", "", labels[i],
-                 text_of(models[i].metrics->queued_requests.load()), out);
-  }
-  write_head("ikbo_errors_total", "counter", "Refused requests and dropped connections by kind.",
-             out);
-  for (int i = 0; i < kNumErrorKinds; ++i) {
-    write_sample("ikbo_errors_total", "", label("kind", info_of(static_cast<ErrorKind>(i)).name),
-                 text_of(server.errors[static_cast<std::size_t>(i)].load()), out);
-  }
-  write_head("ikbo_connections", "gauge", "Open client connections.", out);
-  write_sample("ikbo_connections", "", "", text_of(server.connections.load()), out);
-  return out;
 }
 
 }  // namespace ikbo::server

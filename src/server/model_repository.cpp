@@ -2,11 +2,13 @@
 #include "server/model_repository.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <set>
 #include <utility>
 
 #include "ikbo/error.h"
+#include "server/package_gate.h"
 
 namespace ikbo::server {
 namespace {
@@ -36,7 +38,7 @@ ModelRepository::ModelRepository(RepositoryOptions options, ServedModels& models
 ModelRepository::~ModelRepository() { background_.stop(); }
 
 void ModelRepository::load_all() {
-  const Groups groups = group_by_name(find_packages(options_.sources));
+  const Groups groups = group_by_name(find_packages(options_.sources, options_.open));
   IKBO_CHECK(!groups.empty() || options_.allows_changes,
              "--model, --model-repository: must name a package; there is none (which only "
              "--allow-repository-changes permits)");
@@ -49,7 +51,7 @@ void ModelRepository::load(const std::string& name, Done done) {
   background_.post([this, name, done = std::move(done)] {
     std::optional<RequestError> error;
     try {
-      Groups groups = group_by_name(find_packages(options_.sources));
+      Groups groups = group_by_name(find_packages(options_.sources, options_.open));
       if (groups.contains(name)) {
         apply(name, groups[name]);
       } else {
@@ -82,7 +84,7 @@ void ModelRepository::reread(std::function<PackageSources()> read) {
     Groups groups;
     try {
       PackageSources sources = read();
-      groups = group_by_name(find_packages(sources));
+      groups = group_by_name(find_packages(sources, options_.open));
       options_.sources = std::move(sources);
     } catch (const std::exception& failure) {
       logger_.write(LogLevel::kError, "reread_failed", {{"error", failure.what()}});
@@ -131,7 +133,7 @@ void ModelRepository::apply(const std::string& name, const std::vector<PackageFi
       return served.model->manifest().model_version == key.second;
     });
     const bool is_served = known != before.end() && known->model->is_ready();
-    if (is_served && known->path == file.package.path() && known->identity == file.identity) {
+    if (is_served && known->path == file.path && known->identity == file.identity) {
       after.push_back(*known);
       continue;
     }
@@ -151,23 +153,27 @@ void ModelRepository::apply(const std::string& name, const std::vector<PackageFi
 }
 
 ModelRepository::Served ModelRepository::load_package(const PackageFile& file) {
-  const std::string& path = file.package.path();
-  Served served{start(file.package), path, file.identity};
-  IKBO_CHECK(identify_file(path) == file.identity, path,
+  Served served{start(file.package), file.path, file.identity};
+  IKBO_CHECK(identify_file(file.path) == file.identity, file.path,
              ": must not change while it is loaded; write packages elsewhere and rename them");
   watch_device(key_of(file.package), served, options_.first_delay);
   return served;
 }
 
 ServedModels::Handle ModelRepository::start(const runtime::Package& package) {
-  auto model = models_.start(options_.load(package), options_.batcher);
+  auto loaded = options_.load(package);
+  const auto warm_up = std::chrono::steady_clock::now();
+  auto model = models_.start(std::move(loaded), options_.batcher);
+  const auto warm_up_time = std::chrono::steady_clock::now() - warm_up;
   const runtime::Manifest& manifest = package.manifest();
   logger_.write(LogLevel::kInfo, "model_loaded",
                 {{"path", package.path()},
                  {"model", manifest.model_name},
                  {"version", manifest.model_version},
                  {"max_users", manifest.max_users},
-                 {"max_candidates", manifest.max_candidates}});
+                 {"max_candidates", manifest.max_candidates},
+                 {"warm_up_us", duration_cast<std::chrono::microseconds>(warm_up_time).count()}});
+  warn_of_missing_digests(package, logger_);
   return model;
 }
 
@@ -231,7 +237,7 @@ void ModelRepository::recover(const Key& key, const ServedModel* failed, Delay d
   const Delay next = std::min(2 * delay, options_.max_delay);
   try {
     const FileIdentity identity = identify_file(served->path);
-    const auto package = runtime::Package::open(served->path);
+    const auto package = options_.open(served->path);
     IKBO_CHECK(key_of(package) == key, served->path, ": must hold model ", key.first, " version ",
                key.second, "; got model ", package.manifest().model_name, " version ",
                package.manifest().model_version);

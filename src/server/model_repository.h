@@ -31,6 +31,7 @@ namespace ikbo::server {
 
 struct RepositoryOptions {
   PackageSources sources;
+  OpenPackage open;
   // Compiled code of a package; throws ikbo::Error.
   std::function<std::shared_ptr<const runtime::Model>(const runtime::Package&)> load;
   BatcherOptions batcher;

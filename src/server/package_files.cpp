@@ -29,9 +29,9 @@ std::string_view take_digits(std::string_view& text) {
   return digits;
 }
 
-PackageFile open_package(const std::string& path) {
+PackageFile open_file(const std::string& path, const OpenPackage& open) {
   const FileIdentity identity = identify_file(path);
-  return {runtime::Package::open(path), identity};
+  return {path, identity, open(path)};
 }
 
 std::vector<std::string> packages_below(const std::string& folder) {
@@ -67,8 +67,8 @@ void check_unique(const std::vector<PackageFile>& found) {
       IKBO_CHECK(
           manifest.model_name != added.model_name || manifest.model_version != added.model_version,
           "--model, --model-repository: name and version must be unique; got model ",
-          added.model_name, " version ", added.model_version, " in ", known->package.path(),
-          " and in ", later->package.path());
+          added.model_name, " version ", added.model_version, " in ", known->path, " and in ",
+          later->path);
     }
   }
 }
@@ -102,15 +102,18 @@ bool is_older_version(std::string_view a, std::string_view b) {
   return a.empty() && !b.empty();
 }
 
-std::vector<PackageFile> find_packages(const PackageSources& sources) {
+std::vector<PackageFile> find_packages(const PackageSources& sources, const OpenPackage& open) {
   std::vector<PackageFile> found;
+  found.reserve(sources.files.size());
   for (const std::string& path : sources.files) {
-    found.push_back(open_package(path));
+    found.push_back(open_file(path, open));
   }
   for (const std::string& folder : sources.folders) {
+    const std::vector<std::string> paths = packages_below(folder);
     std::vector<PackageFile> inside;
-    for (const std::string& path : packages_below(folder)) {
-      inside.push_back(open_package(path));
+    inside.reserve(paths.size());
+    for (const std::string& path : paths) {
+      inside.push_back(open_file(path, open));
     }
     std::ranges::sort(inside, is_before);
     std::ranges::move(inside, std::back_inserter(found));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,14 +30,19 @@ struct FileIdentity {
 // Throws ikbo::Error when there is no such file.
 FileIdentity identify_file(const std::string& path);
 
+// Opens the package at a path; throws ikbo::Error for one that this process must not open.
+using OpenPackage = std::function<runtime::Package(const std::string&)>;
+
 struct PackageFile {
-  runtime::Package package;
+  std::string path;  // as found; the package's own may be that to which links lead
   FileIdentity identity;
+  runtime::Package package;
 };
 
 // In order: the files, then what is in each folder by name and version. Throws ikbo::Error for a
-// file that is no package, a folder that cannot be read, and two packages of one name and version.
-std::vector<PackageFile> find_packages(const PackageSources& sources);
+// file that cannot be opened, a folder that cannot be read, and two packages of one name and
+// version.
+std::vector<PackageFile> find_packages(const PackageSources& sources, const OpenPackage& open);
 
 // Whether version `a` is older than `b`: runs of digits count as numbers ("9" before "10").
 bool is_older_version(std::string_view a, std::string_view b);

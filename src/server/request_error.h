@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -13,11 +14,11 @@ namespace ikbo::server {
 
 enum class ErrorKind : std::int8_t {
   kBadRequest,           // not HTTP, not the protocol, or tensors that do not fit the model
+  kUnauthenticated,      // no token, or one that is not accepted for this
   kForbidden,            // the server's configuration does not allow it
   kNotFound,             // no such path, model or version
   kMethodNotAllowed,     // the path exists, not for this method
-  kLengthRequired,       // a body without Content-Length
-  kBodyTooLarge,         // Content-Length over --max-body-bytes
+  kBodyTooLarge,         // over --max-body-bytes
   kUnsupportedEncoding,  // a body in another coding than gzip and deflate
   kQueueFull,            // --max-queue requests of the model are waiting
   kHeadersTooLarge,      // request line and header fields over the limit
@@ -31,7 +32,7 @@ enum class ErrorKind : std::int8_t {
   kTimeout,              // the client was too slow: the connection is closed without an answer
   kDisconnected,         // the client went away in the middle of a request or of its answer
 };
-inline constexpr int kNumErrorKinds = 18;
+inline constexpr int kNumErrorKinds = static_cast<int>(ErrorKind::kDisconnected) + 1;
 
 struct ErrorKindInfo {
   std::string_view name;  // label value in /metrics
@@ -49,15 +50,16 @@ enum GrpcStatus : std::int8_t {
   kGrpcUnimplemented = 12,
   kGrpcInternal = 13,
   kGrpcUnavailable = 14,
+  kGrpcUnauthenticated = 16,
 };
 
 inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
-  constexpr ErrorKindInfo kInfos[kNumErrorKinds] = {
+  constexpr ErrorKindInfo kInfos[] = {
       {"bad_request", 400, kGrpcInvalidArgument},
+      {"unauthenticated", 401, kGrpcUnauthenticated},
       {"forbidden", 403, kGrpcPermissionDenied},
       {"not_found", 404, kGrpcNotFound},
       {"method_not_allowed", 405, kGrpcUnimplemented},
-      {"length_required", 411, kGrpcInvalidArgument},
       {"body_too_large", 413, kGrpcResourceExhausted},
       {"unsupported_encoding", 415, kGrpcUnimplemented},
       {"queue_full", 429, kGrpcResourceExhausted},
@@ -72,6 +74,7 @@ inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
       {"timeout", 0, kGrpcUnavailable},
       {"disconnected", 0, kGrpcUnavailable},
   };
+  static_assert(std::size(kInfos) == kNumErrorKinds);
   return kInfos[static_cast<int>(kind)];
 }
 

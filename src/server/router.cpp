@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/repository_codec.h"
+#include "server/status_page.h"
 #include "server/v2_codec.h"
 
 namespace ikbo::server {
@@ -47,6 +48,14 @@ HttpReply json_reply(std::string text) {
   return reply;
 }
 
+HttpReply status_page() {
+  HttpReply reply;
+  reply.content_type = "text/html; charset=utf-8";
+  reply.headers.emplace_back("Content-Security-Policy", kStatusPagePolicy);
+  reply.text = kStatusPage;
+  return reply;
+}
+
 RequestError out_of_memory() {
   return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
 }
@@ -79,6 +88,23 @@ struct Router::Path {
     return segments.size() >= 2 && segments[0] == "v2" && segments[1] == "repository";
   }
 
+  bool is_status_page() const { return segments.empty() || is({"status"}); }
+
+  // What is not there is nobody's business either. The page of the browser is open: it asks for the
+  // token that its requests need.
+  Access access() const {
+    const auto at = [&](std::size_t i) { return i < segments.size() ? segments[i] : ""; };
+    if (at(0) != "v2") {
+      return is_status_page() ? Access::kOpen : Access::kInfer;
+    }
+    const bool is_model_ready = at(1) == "models" &&
+                                (segments.size() == 4 || segments.size() == 6) &&
+                                segments.back() == "ready";
+    return at(1) == "health" || is_model_ready ? Access::kOpen
+           : is_of_repository()                ? Access::kAdmin
+                                               : Access::kInfer;
+  }
+
   std::string_view allowed_method() const {
     const bool is_infer = !segments.empty() && segments.back() == "infer";
     return is_infer || is_of_repository() ? "POST" : "GET";
@@ -93,6 +119,10 @@ struct Router::Path {
 
   std::vector<std::string> segments;
 };
+
+void Router::authorize(std::string_view target, std::string_view authorization) const {
+  core_.access.check(Path(target).access(), authorization);
+}
 
 void Router::handle(HttpRequest request, const Finish& finish) {
   std::string allow;
@@ -115,6 +145,9 @@ HttpReply Router::error_reply(const RequestError& error) const {
   core_.metrics.count(error.kind());
   HttpReply reply = json_reply(encode_error(error.what()));
   reply.status = info_of(error.kind()).status;
+  if (error.kind() == ErrorKind::kUnauthenticated) {
+    reply.headers.emplace_back("WWW-Authenticate", "Bearer");
+  }
   if (error.kind() == ErrorKind::kQueueFull || error.kind() == ErrorKind::kModelUnavailable) {
     reply.headers.emplace_back("Retry-After", "1");
   }
@@ -145,6 +178,8 @@ void Router::route(const Path& path, HttpRequest& request, const Finish& finish)
   } else if (path.is({"metrics"})) {
     reply = json_reply(write_metrics(core_.metrics, core_.models.metrics()));
     reply.content_type = "text/plain; version=0.0.4";
+  } else if (path.is_status_page()) {
+    reply = status_page();
   } else {
     refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
   }
@@ -158,7 +193,7 @@ void Router::route_model(const Path& path, HttpRequest& request, const Finish& f
   const std::size_t action_at = has_version ? 5 : 3;
   const std::string action = segments.size() > action_at ? segments[action_at] : "";
   if (segments.size() > action_at + 1 ||
-      !(action.empty() || action == "ready" || action == "infer")) {
+      !(action.empty() || action == "ready" || action == "infer" || action == "stats")) {
     refuse(ErrorKind::kNotFound, "there is nothing at ", request.target);
   }
   const auto model = core_.models.find(segments[2], has_version ? segments[4] : "");
@@ -168,6 +203,9 @@ void Router::route_model(const Path& path, HttpRequest& request, const Finish& f
   } else if (action == "ready") {
     const bool is_ready = !core_.is_stopping && model->is_ready();
     finish_now(finish, ready_reply(is_ready, encode_model_ready(model->manifest(), is_ready)));
+  } else if (action == "stats") {
+    finish_now(finish, json_reply(encode_stats(core_.models.metrics(), segments[2],
+                                               has_version ? segments[4] : "")));
   } else {
     finish_now(finish, json_reply(encode_model_metadata(model->manifest(),
                                                         core_.models.versions(segments[2]))));
@@ -199,30 +237,39 @@ void Router::route_repository(const Path& path, HttpRequest& request, const Fini
 }
 
 void Router::infer(const ServedModels::Handle& model, HttpRequest& request, const Finish& finish) {
+  const std::shared_ptr<RequestRecord>& record = request.record;
+  record->model = model->manifest().model_name;
+  record->version = model->manifest().model_version;
   try {
     auto call =
         std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(request.body)));
+    note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
-    RequestTerms terms;
+    RequestTerms terms{.memory = &core_.request_memory, .record = record};
     if (call->timeout.has_value()) {
       terms.deadline = Batcher::Clock::now() + *call->timeout;
     }
     model->submit(
         std::move(inputs),
-        [this, model, call, finish](Batcher::Outcome outcome) {
-          finish([this, model, call, outcome = std::move(outcome)] {
-            return infer_reply(*model, *call, outcome);
+        // All but the way back goes with the reply: a worker may let go of this later than the
+        // server ends.
+        [this, model = model, call, finish,
+         record = request.record](Batcher::Outcome outcome) mutable {
+          finish([this, model = std::move(model), call = std::move(call),
+                  record = std::move(record), outcome = std::move(outcome)] {
+            return infer_reply(*model, *call, outcome, record);
           });
         },
         std::move(terms));
   } catch (const RequestError& error) {
-    model->metrics.requests.count(info_of(error.kind()).status);
+    model->metrics.finish(*record, info_of(error.kind()).status);
     throw;
   }
 }
 
 HttpReply Router::infer_reply(ServedModel& model, const InferCall& call,
-                              const Batcher::Outcome& outcome) const {
+                              const Batcher::Outcome& outcome,
+                              const std::shared_ptr<RequestRecord>& record) const {
   HttpReply reply;
   try {
     if (const auto* error = std::get_if<RequestError>(&outcome)) {
@@ -236,12 +283,15 @@ HttpReply Router::infer_reply(ServedModel& model, const InferCall& call,
     }
     reply.text = std::move(answer.json);
     reply.blobs = std::move(answer.blobs);
+    reply.on_sent = [metrics = model.shared_metrics, record] {
+      metrics->observe_overhead(*record);
+    };
   } catch (const RequestError& error) {
     reply = error_reply(error);
   } catch (const std::bad_alloc&) {
     reply = error_reply(out_of_memory());
   }
-  model.metrics.requests.count(reply.status);
+  model.metrics.finish(*record, reply.status);
   return reply;
 }
 

@@ -16,6 +16,9 @@ class Router {
  public:
   explicit Router(Core& core) : core_(core) {}
 
+  // Throws RequestError unless `authorization`, the value of that header, lets the sender ask for
+  // `target`. To be called before a body is read, and before `handle`.
+  void authorize(std::string_view target, std::string_view authorization) const;
   // Calls `finish` exactly once, now or later from a worker of the model's batcher.
   void handle(HttpRequest request, const Finish& finish);
   // The reply for a request that never got here; counts it as handle does.
@@ -29,7 +32,8 @@ class Router {
   void route_repository(const Path& path, HttpRequest& request, const Finish& finish);
   void infer(const ServedModels::Handle& model, HttpRequest& request, const Finish& finish);
   HttpReply infer_reply(ServedModel& model, const struct InferCall& call,
-                        const Batcher::Outcome& outcome) const;
+                        const Batcher::Outcome& outcome,
+                        const std::shared_ptr<RequestRecord>& record) const;
   static HttpReply ready_reply(bool is_ready, std::string text);
 
   Core& core_;

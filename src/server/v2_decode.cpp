@@ -47,6 +47,16 @@ std::string read_id(const Manifest& manifest, object root) {
   return std::string(text);
 }
 
+std::string_view find_user_key(const Manifest& manifest, object root) {
+  element value;
+  std::string_view key;
+  if (root["parameters"]["user_key"].get(value) == simdjson::SUCCESS &&
+      value.get(key) != simdjson::SUCCESS) {
+    bad_request(manifest, "parameter 'user_key' must be a string; got ", show(value));
+  }
+  return key;
+}
+
 std::optional<std::chrono::microseconds> find_timeout(const Manifest& manifest, object root) {
   element value;
   std::int64_t microseconds = 0;
@@ -117,6 +127,7 @@ InferCall decode_infer(const Manifest& manifest, std::shared_ptr<const RequestBo
     reader.read(input);
   }
   call.request = reader.finish();
+  set_user_key(manifest, find_user_key(manifest, root), call.request);
   return call;
 }
 

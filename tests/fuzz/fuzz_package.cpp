@@ -37,6 +37,9 @@ void check_promises(const Manifest& manifest) {
     indices += spec.role == Role::kIndex ? 1 : 0;
   }
   demand(indices == (manifest.has_users() ? 1 : 0));
+  for (const FileDigest& file : manifest.files) {
+    demand(!file.name.empty() && file.sha256.size() == 64);
+  }
   for (const ReplayCase& replay : manifest.replay) {
     demand(replay.inputs.size() == manifest.inputs.size());
     demand(replay.outputs.size() == manifest.outputs.size());
@@ -46,6 +49,9 @@ void check_promises(const Manifest& manifest) {
 void open_archive(std::span<const std::byte> bytes) {
   const Package package = Package::from_archive(Archive::open_memory(bytes, "fuzz.pt2"));
   check_promises(package.manifest());
+  for (const std::string& entry : package.archive().entries()) {
+    demand(entry.front() != '/' && !entry.starts_with("../"));
+  }
   for (const ReplayCase& replay : package.manifest().replay) {
     for (const std::string& entry : replay.inputs) {
       demand(package.read(entry, kMaxEntryBytes).size() <= kMaxEntryBytes);

@@ -2,17 +2,23 @@
 // Fuzzes the request parsers: whatever the bytes are, they must make tensors of them that fit the
 // model, or throw RequestError. The first line of the input is the value of the HTTP header
 // Inference-Header-Content-Length (an empty one: no such header), the rest is the body; after a
-// first line "grpc" the rest is a message of gRPC, after "gzip" or "deflate" a packed body.
+// first line "grpc" the rest is a message of gRPC, after "gzip" or "deflate" a packed body, after
+// "chunked" a body in chunks.
 #include <algorithm>
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/http/empty_body.hpp>
+#include <boost/beast/http/parser.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <string_view>
 #include <utility>
 
 #include "ikbo/runtime/batch.h"
 #include "server/body_plan.h"
+#include "server/chunked_body.h"
 #include "server/grpc_codec.h"
 #include "server/http_coding.h"
 #include "server/request_error.h"
@@ -97,6 +103,27 @@ void parse_packed(std::string_view coding, std::string_view bytes) {
   demand(body->bytes().size() <= kMaxBodyBytes && body->json().size() == bytes.size() / 2);
 }
 
+void parse_chunks(std::string_view bytes) {
+  namespace http = boost::beast::http;
+  constexpr std::string_view kHead = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+  MemoryBudget memory(kMaxBodyBytes);
+  ChunkedBody body(kMaxBodyBytes / 4, memory);
+  http::request_parser<http::empty_body> parser;
+  parser.body_limit(std::numeric_limits<std::uint64_t>::max());
+  boost::system::error_code error;
+  parser.put(boost::asio::buffer(kHead.data(), kHead.size()), error);
+  demand(!error && parser.is_header_done());
+  body.collect_from(parser);
+  parser.eager(true);
+  for (std::size_t used = 1; used > 0 && !error && !parser.is_done();) {
+    used = parser.put(boost::asio::buffer(bytes.data(), bytes.size()), error);
+    bytes.remove_prefix(used);
+  }
+  if (!error && parser.is_done()) {
+    demand(body.finish(std::nullopt)->json().size() <= kMaxBodyBytes / 4);
+  }
+}
+
 void parse(std::string_view header, std::string_view bytes) {
   const runtime::Manifest manifest = make_manifest();
   BodyFields fields;
@@ -124,6 +151,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       parse_message(rest);
     } else if (header == "gzip" || header == "deflate") {
       parse_packed(header, rest);
+    } else if (header == "chunked") {
+      parse_chunks(rest);
     } else {
       parse(header, rest);
     }

@@ -84,16 +84,12 @@ INSTANTIATE_TEST_SUITE_P(
     Requests, BadRequest,
     ::testing::Values(
         Bad{"no_users", [](Request& r) { r.num_users = 0; },
-            "the number of users must be in [1, 4]; got 0"},
-        Bad{"users_over_range", [](Request& r) { r = make_request(5, 5, 1); },
-            "the number of users must be in [1, 4]; got 5"},
+            "the number of users must be in [1, 2147483647]; got 0"},
         Bad{"users_negative", [](Request& r) { r.num_users = -2; },
-            "the number of users must be in [1, 4]; got -2"},
-        Bad{"candidates_over_range", [](Request& r) { r = make_request(2, 17, 1); },
-            "the number of candidates must be in [0, 16]; got 17"},
+            "the number of users must be in [1, 2147483647]; got -2"},
         Bad{"candidates_negative",
             [](Request& r) { r.num_candidates = std::numeric_limits<std::int64_t>::min(); },
-            "the number of candidates must be in [0, 16]; got -9223372036854775808"},
+            "the number of candidates must be in [0, 2147483647]; got -9223372036854775808"},
         Bad{"input_missing", [](Request& r) { r.tensors.pop_back(); },
             "must be given 5 inputs; got 4"},
         Bad{"input_too_many", [](Request& r) { r.tensors.push_back(r.tensors[0]); },
@@ -127,6 +123,33 @@ INSTANTIATE_TEST_SUITE_P(
             "input age must have values in [0, 120]; got -9223372036854775808 at position 0"},
         Bad{"bool_two", [](Request& r) { set<std::uint8_t>(r, kIsNew, 1, 2); },
             "input is_new must have values in [0, 1]; got 2 at position 1"}));
+
+TEST(CheckRequest, TakesMoreThanOneRunDoes) {
+  Session session(Model::with_executor(manifest(), make_stub_executor(manifest())));
+  const auto run = [&](const Request& request) {
+    return error_of(
+        [&] { session.run({request.num_users, request.num_candidates, request.tensors}); });
+  };
+  const Request users = make_request(5, 5, 1);
+  EXPECT_NO_THROW(check_request(manifest(), users));
+  expect_contains(run(users), "the number of users must be in [1, 4]; got 5");
+  const Request candidates = make_request(2, 17, 1);
+  EXPECT_NO_THROW(check_request(manifest(), candidates));
+  expect_contains(run(candidates), "the number of candidates must be in [0, 16]; got 17");
+}
+
+TEST(CheckRequest, RefusesRowsThatNobodyCanCount) {
+  Manifest wide = manifest();
+  wide.inputs[kItem].shape = {-1, std::int64_t{1} << 40};
+  Request request = make_request(1, 0, 1);
+  request.num_candidates = 1 << 22;
+  request.tensors[kIndex] = TensorView{};
+  const std::vector<char> flags(1 << 22);
+  request.tensors[kIsNew] = {DType::kBool, {1 << 22}, flags.data(), flags.size()};
+  request.tensors[kItem] = {DType::kFloat32, {1 << 22, std::int64_t{1} << 40}, flags.data(), 0};
+  expect_contains(error_of([&] { check_request(wide, request); }),
+                  "input item must have fewer than 2^64 bytes; got shape [4194304, 1099511627776]");
+}
 
 TEST(Batch, PassesASingleRequestThrough) {
   const Request request = make_request(2, 5, 1);
@@ -162,8 +185,7 @@ TEST(Batch, ConcatenatesRowsAndRebasesTheIndex) {
                                    make_request(1, 3, 3)};
   requests[2].tensors[kIndex] = TensorView{};
   const Batch run = batch(manifest(), pointers(requests));
-  EXPECT_EQ(run.user_offsets, (std::vector<std::int64_t>{0, 2, 3, 4}));
-  EXPECT_EQ(run.candidate_offsets, (std::vector<std::int64_t>{0, 4, 4, 7}));
+  EXPECT_EQ(run.places, (std::vector<Placement>{{0, 2, 0, 4}, {2, 1, 4, 0}, {3, 1, 4, 3}}));
   EXPECT_EQ(run.inputs.num_users, 4);
   EXPECT_EQ(run.inputs.num_candidates, 7);
   EXPECT_EQ(run.inputs.tensors[kHistory].shape, (Shape{4, 3}));
@@ -201,6 +223,66 @@ TEST(Batch, RefusesMoreThanThePackageTakes) {
   expect_contains(error_of([&] { batch(manifest(), pointers(candidates)); }),
                   "the candidates of one run must be at most 16; got 17 in 2 requests");
   expect_contains(error_of([] { batch(manifest(), {}); }), "at least one request");
+}
+
+Request with_key(Request request, const char* key) {
+  request.user_key = key;
+  return request;
+}
+
+// `request` with the user rows of `other`.
+Request with_user_of(const Request& other, Request request) {
+  for (const std::size_t input : {kAge, kHistory}) {
+    request.tensors[input] = other.tensors[input];
+  }
+  request.owner =
+      std::make_shared<std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>>(
+          request.owner, other.owner);
+  return request;
+}
+
+TEST(Batch, RequestsOfOneUserShareItsRow) {
+  const Request first = with_key(make_request(1, 3, 1), "ann");
+  const std::vector<Request> requests = {
+      make_request(2, 4, 2),                                         // of nobody known
+      first,                                                         //
+      with_key(with_user_of(first, make_request(1, 2, 3)), "ann"),   // shares
+      with_key(with_user_of(first, make_request(1, 1, 4)), "bob"),   // another key
+      with_key(with_user_of(first, make_request(1, 2, 6)), "ann")};  // shares
+  const Batch run = batch(manifest(), pointers(requests));
+  EXPECT_EQ(
+      run.places,
+      (std::vector<Placement>{
+          {0, 2, 0, 4}, {2, 1, 4, 3}, {2, 1, 7, 2, true}, {3, 1, 9, 1}, {2, 1, 10, 2, true}}));
+  EXPECT_EQ(run.inputs.num_users, 4);
+  EXPECT_EQ(values_of<std::int32_t>(run.inputs.tensors[kIndex]).back(), 2);
+  Session session(Model::with_executor(manifest(), make_stub_executor(manifest())));
+  const std::vector<Response> responses = split(manifest(), run, session.run(run.inputs));
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const Batch alone = batch(manifest(), {&requests[r]});
+    const std::vector<Tensor> expected = session.run(alone.inputs);
+    EXPECT_EQ(values_of<float>(responses[r].outputs[kScore]), values_of<float>(expected[kScore]));
+    EXPECT_EQ(values_of<double>(responses[r].outputs[kProfile]),
+              values_of<double>(expected[kProfile]));
+  }
+}
+
+TEST(Batch, TheKeyAloneSharesNothing) {
+  const Request first = with_key(make_request(1, 3, 1), "ann");
+  Request other = with_key(with_user_of(first, make_request(1, 3, 2)), "ann");
+  EXPECT_TRUE(have_same_user(manifest(), first, other));
+  std::vector<float> history = values_of<float>(other.tensors[kHistory]);
+  history.back() = -history.back();
+  other.tensors[kHistory].data = history.data();
+  EXPECT_FALSE(have_same_user(manifest(), first, other));
+  const Batch run = batch(manifest(), {&first, &other});
+  EXPECT_EQ(run.inputs.num_users, 2);
+  EXPECT_EQ(run.places[1], (Placement{1, 1, 3, 3}));
+  // Nor do equal rows without a key, or users among others.
+  const Request nobody = make_request(1, 3, 1);
+  EXPECT_FALSE(have_same_user(manifest(), nobody, nobody));
+  const Request two = with_key(make_request(2, 3, 1), "ann");
+  EXPECT_FALSE(have_same_user(manifest(), two, two));
 }
 
 TEST(Split, RefusesAnotherNumberOfOutputs) {

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -15,13 +17,20 @@ import pytest
 import torch
 
 from ikbo._manifest import read_manifest
+from ikbo.signing import sign
 from tests.e2e.replay import replay, replay_binary
+from tests.e2e.test_signing import make_key
 
 MANIFEST = "extra/ikbo/manifest.json"
 
 
-def edited(package: Path, path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
-    """A copy of the package with its manifest changed."""
+def edited(
+    package: Path,
+    path: Path,
+    edit: Callable[[dict[str, Any]], object],
+    edit_entry: Callable[[str, bytes], bytes | None] = lambda name, content: content,
+) -> Path:
+    """A copy of the package with its manifest changed, or its other entries; None drops one."""
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(path, "w") as target:
         for entry in source.infolist():
             content = source.read(entry)
@@ -29,6 +38,10 @@ def edited(package: Path, path: Path, edit: Callable[[dict[str, Any]], object]) 
                 document = json.loads(content)
                 edit(document)
                 content = json.dumps(document).encode()
+            elif (changed := edit_entry(entry.filename, content)) is None:
+                continue
+            else:
+                content = changed
             target.writestr(entry.filename, content)
     return path
 
@@ -113,14 +126,56 @@ def test_needs_a_gpu_for_a_package_for_one(transformed_package: Path, tmp_path: 
 
 
 def test_names_a_package_without_code(transformed_package: Path, tmp_path: Path) -> None:
-    package = tmp_path / "empty.pt2"
-    with zipfile.ZipFile(transformed_package) as source, zipfile.ZipFile(package, "w") as target:
-        for entry in source.infolist():
-            if not entry.filename.endswith(".so"):
-                target.writestr(entry.filename, source.read(entry))
+    def forget_code(document: dict[str, Any]) -> None:
+        document["files"] = [f for f in document["files"] if not f["name"].endswith(".so")]
+
+    package = edited(
+        transformed_package,
+        tmp_path / "empty.pt2",
+        forget_code,
+        lambda name, content: None if name.endswith(".so") else content,
+    )
     done = replay(package)
     assert done.returncode == 2, done.stdout
     assert f"{package}: holds no compiled code (data/aotinductor/model/*.so)" in done.stderr
+
+
+def test_refuses_code_that_was_changed(transformed_package: Path, tmp_path: Path) -> None:
+    """Every other check passes: the archive's own checksums are right."""
+
+    def change(name: str, content: bytes) -> bytes:
+        return content[:-1] + b"x" if name.endswith(".so") else content
+
+    package = edited(transformed_package, tmp_path / "e.pt2", lambda document: None, change)
+    done = replay(package)
+    assert done.returncode == 2, done.stdout
+    assert re.search(rf'{package}: entry "[^"]+\.so" must have the SHA-256', done.stderr)
+
+
+def test_packages_of_earlier_versions(transformed_package: Path, tmp_path: Path) -> None:
+    package = edited(transformed_package, tmp_path / "old.pt2", lambda d: d.pop("files"))
+    done = replay(package)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{package}: its manifest lists no digests" in done.stderr
+    done = replay(package, "--require-digests")
+    assert done.returncode == 2
+    assert "its manifest must list the digests of its files; it has none" in done.stderr
+
+
+def test_trusts_a_key(transformed_package: Path, tmp_path: Path) -> None:
+    """What Python signs, C++ accepts; and nothing else."""
+    key, public = make_key(tmp_path, "mine")
+    _, other = make_key(tmp_path, "other")
+    package = Path(shutil.copy(transformed_package, tmp_path / "signed.pt2"))
+    done = replay(package, "--trusted-key", public)
+    assert done.returncode == 2
+    assert f"{package}: must be signed by a trusted key; it holds no manifest.sig" in done.stderr
+    sign(package, key)
+    done = replay(package, "--trusted-key", other, "--trusted-key", public)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = replay(package, "--trusted-key", other)
+    assert done.returncode == 2
+    assert f"{package}: must be signed by a trusted key; its manifest.sig is by" in done.stderr
 
 
 def test_refuses_a_truncated_package(transformed_package: Path, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def start_server(ranker: Served) -> Iterator[StartServer]:
 def server(ranker: Served, plain: Served) -> Iterator[Server]:
     """One server of both models for the tests that only send requests."""
     flags = ("--max-body-bytes", "4194304", "--read-timeout-ms", "1000", "--workers", "2")
+    flags += ("--max-request-runs", "1")
     with running([ranker.package, plain.package], *flags) as shared:
         yield shared
         shared.send(signal.SIGTERM)

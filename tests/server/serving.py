@@ -28,6 +28,9 @@ NUM_GENRES = 12
 START_SECONDS = 60
 STOP_SECONDS = 60
 
+# In either format of the log.
+LISTENING = re.compile(r"\blistening\b.*\bport\W+(\d+)\W+grpc_port\W+(\d+|none)")
+
 Arrays = dict[str, np.ndarray]
 
 WIRE_NAMES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
@@ -108,7 +111,7 @@ class Server:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            listening = re.search(r"event=listening .* port=(\d+) grpc_port=(\d+|none)", line)
+            listening = LISTENING.search(line)
             if listening:
                 grpc_port = None if listening[2] == "none" else int(listening[2])
                 self._ports = int(listening[1]), grpc_port

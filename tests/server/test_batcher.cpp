@@ -4,150 +4,19 @@
 #include <atomic>
 #include <future>
 
-#include "fixtures.h"
-#include "runtime/executor.h"
-#include "server/batcher.h"
+#include "batcher_fixture.h"
 
 namespace ikbo::server {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::BatcherTest;
+using testing::GatedExecutor;
+using testing::kForever;
+using testing::kLong;
 using testing::make_request;
 using testing::manifest;
-
-constexpr std::chrono::seconds kLong{30};  // longer than anything here takes
-constexpr std::chrono::hours kForever{1};
-
-// The stub executor behind a gate, which records the runs that pass it. A run whose first user
-// value is kPoison fails.
-class GatedExecutor final : public runtime::Executor {
- public:
-  static constexpr float kPoison = -1;
-
-  std::vector<runtime::Tensor> run(const runtime::RunInputs& inputs) override {
-    {
-      std::unique_lock lock(mutex_);
-      runs_.push_back({inputs.num_users, inputs.num_candidates});
-      changed_.notify_all();
-      changed_.wait(lock, [this] { return is_open_; });
-    }
-    std::this_thread::sleep_for(delay_.load());
-    const auto* users = static_cast<const float*>(inputs.tensors[0].data);
-    for (std::int64_t u = 0; u < inputs.num_users; ++u) {
-      IKBO_CHECK(users[2 * u] != kPoison, "poisoned");
-    }
-    return stub_->run(inputs);
-  }
-
-  void set_open(bool is_open) {
-    const std::lock_guard lock(mutex_);
-    is_open_ = is_open;
-    changed_.notify_all();
-  }
-
-  // How long each run takes from here on.
-  void set_delay(milliseconds delay) { delay_ = delay; }
-
-  // Sizes {users, candidates} of the runs, once there are `count`; the first ones are warm-ups.
-  std::vector<std::pair<std::int64_t, std::int64_t>> wait_for_runs(std::size_t count) {
-    std::unique_lock lock(mutex_);
-    EXPECT_TRUE(changed_.wait_for(lock, kLong, [&] { return runs_.size() >= count; }));
-    return runs_;
-  }
-
- private:
-  const std::shared_ptr<Executor> stub_ = runtime::make_stub_executor(manifest());
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_open_ = true;
-  std::atomic<milliseconds> delay_{milliseconds(0)};
-  std::vector<std::pair<std::int64_t, std::int64_t>> runs_;
-};
-
-class BatcherTest : public ::testing::Test {
- protected:
-  Batcher& start(const BatcherOptions& options) {
-    batcher_.emplace(model_, options, metrics_);
-    return *batcher_;
-  }
-
-  std::future<Batcher::Outcome> submit(runtime::Request request, RequestTerms terms = {}) {
-    auto promise = std::make_shared<std::promise<Batcher::Outcome>>();
-    auto future = promise->get_future();
-    batcher_->submit(
-        std::move(request),
-        [promise](Batcher::Outcome outcome) { promise->set_value(std::move(outcome)); },
-        std::move(terms));
-    return future;
-  }
-
-  static RequestTerms within(milliseconds time) {
-    return {.deadline = Batcher::Clock::now() + time, .is_abandoned = {}};
-  }
-
-  static void expect_refused(std::future<Batcher::Outcome>& future, ErrorKind kind,
-                             const std::string& part) {
-    const Batcher::Outcome outcome = get(future);
-    const auto* error = std::get_if<RequestError>(&outcome);
-    ASSERT_NE(error, nullptr);
-    EXPECT_EQ(error->kind(), kind);
-    testing::expect_contains(error->what(), part);
-  }
-
-  // Closes the gate and has the one worker wait behind it, in a run of its own.
-  void occupy_worker() {
-    executor_->set_open(false);
-    static_cast<void>(submit(make_request(1, 1, 99)));
-    executor_->wait_for_runs(2);
-  }
-
-  // One run of two requests, which takes `time`.
-  void run_merged(milliseconds time) {
-    occupy_worker();
-    auto a = submit(make_request(1, 2, 1));
-    auto b = submit(make_request(1, 2, 2));
-    executor_->set_delay(time);
-    executor_->set_open(true);
-    get(a);
-    get(b);
-    executor_->set_delay(milliseconds(0));
-  }
-
-  static Batcher::Outcome get(std::future<Batcher::Outcome>& future) {
-    EXPECT_EQ(future.wait_for(kLong), std::future_status::ready);
-    return future.get();
-  }
-
-  // What the model answers to `request` when nothing else is running.
-  std::vector<std::string> alone(const runtime::Request& request) {
-    runtime::Session session(
-        runtime::Model::with_executor(manifest(), runtime::make_stub_executor(manifest())));
-    return bytes(session.run({request.num_users, request.num_candidates, request.tensors}));
-  }
-
-  static std::vector<std::string> bytes(const std::vector<runtime::Tensor>& tensors) {
-    std::vector<std::string> all;
-    all.reserve(tensors.size());
-    for (const runtime::Tensor& tensor : tensors) {
-      all.emplace_back(static_cast<const char*>(tensor.data), tensor.bytes);
-    }
-    return all;
-  }
-
-  void expect_answered(std::future<Batcher::Outcome>& future, const runtime::Request& request) {
-    const Batcher::Outcome outcome = get(future);
-    ASSERT_TRUE(std::holds_alternative<runtime::Response>(outcome));
-    EXPECT_EQ(bytes(std::get<runtime::Response>(outcome).outputs), alone(request));
-  }
-
-  std::shared_ptr<GatedExecutor> executor_ = std::make_shared<GatedExecutor>();
-  std::shared_ptr<const runtime::Model> model_ =
-      runtime::Model::with_executor(manifest(), executor_);
-  ModelMetrics metrics_;
-  std::optional<Batcher> batcher_;
-};
-
-using Runs = std::vector<std::pair<std::int64_t, std::int64_t>>;
+using testing::Runs;
 
 TEST_F(BatcherTest, MergedAnswersEqualLoneAnswersBitwise) {
   start({});
@@ -166,6 +35,23 @@ TEST_F(BatcherTest, MergedAnswersEqualLoneAnswersBitwise) {
   EXPECT_EQ(executor_->wait_for_runs(3), (Runs{{1, 1}, {1, 1}, {4, 16}}));
 }
 
+TEST_F(BatcherTest, NotesTheTimeInTheQueueAndInTheModel) {
+  start({.max_users = 1});
+  occupy_worker();
+  const auto first_record = std::make_shared<RequestRecord>();
+  const auto second_record = std::make_shared<RequestRecord>();
+  const runtime::Request request = make_request(1, 3, 1);
+  auto first = submit(request, {.record = first_record});
+  auto second = submit(request, {.record = second_record});
+  executor_->set_delay(milliseconds(20));
+  executor_->set_open(true);
+  expect_answered(first, request);
+  expect_answered(second, request);
+  EXPECT_GE(first_record->infer, milliseconds(20));
+  EXPECT_GE(second_record->infer, milliseconds(20));
+  EXPECT_GE(second_record->run_begin, first_record->run_begin + milliseconds(20));
+}
+
 TEST_F(BatcherTest, AnIdleWorkerRunsAtOnce) {
   start({.max_wait = kForever});
   for (int i = 0; i < 3; ++i) {
@@ -180,15 +66,15 @@ TEST_F(BatcherTest, MergesUpToTheLimitsInOrderOfArrival) {
   start({.max_users = 2, .max_candidates = 10, .max_wait = milliseconds(0)});
   occupy_worker();
   std::vector<std::future<Batcher::Outcome>> futures;
-  for (const auto& [users, candidates] : Runs{{1, 4}, {1, 4}, {1, 1}, {1, 9}, {1, 2}, {3, 16}}) {
+  for (const auto& [users, candidates] : Runs{{1, 4}, {1, 4}, {1, 1}, {1, 9}, {1, 2}}) {
     futures.push_back(submit(make_request(users, candidates, 1)));
   }
   executor_->set_open(true);
   for (auto& future : futures) {
     EXPECT_TRUE(std::holds_alternative<runtime::Response>(get(future)));
   }
-  // Users bound the first merged run, candidates the second; the last request is over both limits.
-  EXPECT_EQ(executor_->wait_for_runs(6), (Runs{{1, 1}, {1, 1}, {2, 8}, {2, 10}, {1, 2}, {3, 16}}));
+  // Users bound the first merged run, candidates the second.
+  EXPECT_EQ(executor_->wait_for_runs(5), (Runs{{1, 1}, {1, 1}, {2, 8}, {2, 10}, {1, 2}}));
 }
 
 TEST_F(BatcherTest, WaitsForAsManyRequestsAsTheRunBeforeMerged) {
@@ -338,8 +224,9 @@ TEST_F(BatcherTest, WhatIsOfNoMoreUseIsNotRun) {
   occupy_worker();
   auto expired = submit(make_request(1, 3, 1), within(milliseconds(5)));
   std::atomic<bool> is_gone = false;
-  auto abandoned =
-      submit(make_request(1, 4, 2), {.is_abandoned = [&is_gone] { return is_gone.load(); }});
+  RequestTerms terms;
+  terms.is_abandoned = [&is_gone] { return is_gone.load(); };
+  auto abandoned = submit(make_request(1, 4, 2), terms);
   const runtime::Request request = make_request(1, 5, 3);
   auto answered = submit(request, within(kLong));
   is_gone = true;
@@ -369,7 +256,7 @@ TEST_F(BatcherTest, TheEarliestDeadlineGoesFirst) {
 TEST_F(BatcherTest, ADeadlineEndsTheWaitForCompany) {
   start({.max_wait = kForever});
   run_merged(milliseconds(300));
-  // The next run is reckoned to take as long as the last one: it has to begin after 100 ms.
+  // The next run is reckoned to take as long as the last two: it has to begin after 100 ms.
   auto future = submit(make_request(1, 3, 3), within(milliseconds(400)));
   EXPECT_EQ(future.wait_for(milliseconds(250)), std::future_status::ready);
   EXPECT_TRUE(std::holds_alternative<runtime::Response>(get(future)));
@@ -378,13 +265,93 @@ TEST_F(BatcherTest, ADeadlineEndsTheWaitForCompany) {
 TEST_F(BatcherTest, AFullQueueMakesRoomOfWhatIsOfNoMoreUse) {
   start({.max_queue = 1});
   occupy_worker();
-  auto expired = submit(make_request(1, 3, 1), within(milliseconds(-1)));
+  auto expired = submit(make_request(1, 3, 1), within(milliseconds(5)));
+  std::this_thread::sleep_for(milliseconds(20));
   const runtime::Request request = make_request(1, 5, 3);
   auto answered = submit(request);
   expect_refused(expired, ErrorKind::kDeadlineExceeded, "it passed after ");
   EXPECT_EQ(testing::error_of([&] { submit(request); }).kind(), ErrorKind::kQueueFull);
   executor_->set_open(true);
   expect_answered(answered, request);
+}
+
+TEST_F(BatcherTest, ADeadlineThatCannotBeKeptIsRefusedAtOnce) {
+  start({.max_wait = milliseconds(0)});
+  executor_->set_delay(milliseconds(100));
+  auto first = submit(make_request(1, 4, 1));
+  get(first);
+  RequestError error =
+      testing::error_of([&] { submit(make_request(1, 4, 2), within(milliseconds(50))); });
+  EXPECT_EQ(error.kind(), ErrorKind::kDeadlineExceeded);
+  testing::expect_contains(error.what(), "the request's deadline must leave time for the runs");
+  // While a run is under way, the next one begins at its end.
+  auto running = submit(make_request(1, 4, 3));
+  executor_->wait_for_runs(3);
+  error = testing::error_of([&] { submit(make_request(1, 4, 4), within(milliseconds(150))); });
+  EXPECT_EQ(error.kind(), ErrorKind::kDeadlineExceeded);
+  EXPECT_EQ(running.wait_for(milliseconds(0)), std::future_status::timeout);
+  auto in_time = submit(make_request(1, 4, 5), within(kLong));
+  EXPECT_TRUE(std::holds_alternative<runtime::Response>(get(running)));
+  EXPECT_TRUE(std::holds_alternative<runtime::Response>(get(in_time)));
+  EXPECT_EQ(executor_->wait_for_runs(4).size(), 4u);
+}
+
+TEST_F(BatcherTest, ADeadlineBoundsTheRun) {
+  start({.max_wait = milliseconds(0)});
+  executor_->set_delay_per_candidate(milliseconds(20));
+  for (const std::int64_t candidates : {1, 8, 1, 8}) {
+    auto measured = submit(make_request(1, candidates, 1));
+    get(measured);
+  }
+  executor_->set_open(false);
+  auto running = submit(make_request(1, 1, 1));
+  executor_->wait_for_runs(6);
+  auto a = submit(make_request(1, 4, 1), within(milliseconds(280)));
+  auto b = submit(make_request(1, 11, 2), within(milliseconds(900)));
+  executor_->set_open(true);
+  get(a);
+  get(b);
+  const Runs runs = executor_->wait_for_runs(8);
+  EXPECT_EQ(Runs(runs.end() - 2, runs.end()), (Runs{{1, 4}, {1, 11}}));
+}
+
+TEST_F(BatcherTest, RequestsOfOneUserShareItsRow) {
+  start({.max_users = 1});
+  occupy_worker();
+  std::vector<runtime::Request> requests;
+  std::vector<std::future<Batcher::Outcome>> futures;
+  for (const int candidates : {3, 4, 5}) {
+    requests.push_back(make_request(1, candidates, 7));  // the same user, by the seed
+    requests.back().user_key = "ann";
+    futures.push_back(submit(requests.back()));
+  }
+  executor_->set_open(true);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    expect_answered(futures[i], requests[i]);
+  }
+  EXPECT_EQ(executor_->wait_for_runs(3), (Runs{{1, 1}, {1, 1}, {1, 12}}));
+  EXPECT_EQ(metrics_.shared_users, 2u);
+}
+
+TEST_F(BatcherTest, MeasuresRunsOfSeveralSizesFirst) {
+  batcher_.emplace(model_, BatcherOptions{.max_candidates = 12}, metrics_);
+  EXPECT_EQ(executor_->wait_for_runs(11), (Runs{{1, 1},
+                                                {1, 1},
+                                                {1, 1},
+                                                {1, 3},
+                                                {1, 3},
+                                                {1, 3},
+                                                {1, 3},
+                                                {1, 12},
+                                                {1, 12},
+                                                {4, 12},
+                                                {4, 12}}));
+}
+
+TEST_F(BatcherTest, MeasuresNoLongerThanASecondOrSo) {
+  executor_->set_delay(milliseconds(150));
+  batcher_.emplace(model_, BatcherOptions{}, metrics_);
+  EXPECT_EQ(executor_->wait_for_runs(3), (Runs{{1, 1}, {1, 1}, {1, 1}}));
 }
 
 }  // namespace

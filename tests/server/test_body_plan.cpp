@@ -19,6 +19,10 @@ TEST(BodyPlan, FollowsTheHead) {
       plan_body({.content_length = 10, .content_encoding = "identity", .json_size = "4"}, 10);
   EXPECT_EQ(plan.size, 10u);
   EXPECT_EQ(plan.json_size, 4u);
+  EXPECT_FALSE(plan.is_chunked);
+  const BodyPlan chunks = plan_body({.transfer_encoding = "Chunked", .json_size = "9"}, 10);
+  EXPECT_TRUE(chunks.is_chunked);
+  EXPECT_EQ(chunks.json_size, 9u);
   // The length of the JSON counts unpacked bytes.
   EXPECT_EQ(plan_body({.content_length = 5, .content_encoding = "deflate", .json_size = "8"}, 10)
                 .json_size,
@@ -31,7 +35,10 @@ TEST(BodyPlan, RefusesWhatItCannotRead) {
     EXPECT_EQ(error.kind(), kind);
     expect_contains(error.what(), part);
   };
-  refused({.is_chunked = true}, ErrorKind::kLengthRequired, "must have a Content-Length");
+  for (const char* coding : {"", "gzip", "gzip, chunked", "chunked, chunked", "identity"}) {
+    refused({.transfer_encoding = coding}, ErrorKind::kBadRequest,
+            std::string("Transfer-Encoding must be chunked; got ") + coding);
+  }
   refused({.content_length = 5, .content_encoding = "br"}, ErrorKind::kUnsupportedEncoding,
           "got Content-Encoding: br");
   refused({.content_length = 11}, ErrorKind::kBodyTooLarge, "at most 10 bytes");

@@ -109,7 +109,7 @@ TEST_F(ConfigTest, UnknownKeysAndVariablesAreErrors) {
   expect_refused("port =\n", "got 'port ='");
   expect_refused("= 7\n", "a line must be 'key = value'");
   expect_refused(model + "port = seven\n", "--port");
-  expect_refused("port = 1\n", "--model is required");
+  expect_refused("port = 1\n", "--model or --model-repository is required");
   set("IKBO_OPTION_PROT", "1");
   EXPECT_FALSE(parse({"--model", path("a.pt2")}).has_value());
   expect_contains(output_, "IKBO_OPTION_PROT must stand for a flag");
@@ -135,6 +135,52 @@ TEST_F(ConfigTest, TheTextIsAFileOfTheSameMeaning) {
   EXPECT_EQ(second->http.port, 81);
   EXPECT_TRUE(second->no_grpc);
   expect_contains(second->text, "max-queue = 1024\n");
+}
+
+TEST_F(ConfigTest, RemoteAddressesNeedAFlag) {
+  const auto refused = [](const std::string& host, bool allow_remote) {
+    HttpOptions options;
+    options.host = host;
+    options.allow_remote = allow_remote;
+    try {
+      check_host(options);
+      return std::string();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  for (const char* host : {"127.0.0.1", "127.8.9.10", "::1"}) {
+    EXPECT_EQ(refused(host, false), "");
+  }
+  for (const char* host : {"0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1"}) {
+    expect_contains(refused(host, false),
+                    std::string("unless --allow-remote is given; got ") + host);
+    EXPECT_EQ(refused(host, true), "");
+  }
+  expect_contains(refused("localhost", true), "--host: must be an IP address; got localhost");
+}
+
+TEST_F(ConfigTest, ReadsWhatIsToBeObserved) {
+  auto config = parse({"--model", path("a.pt2")});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->log_format, LogFormat::kText);
+  EXPECT_EQ(config->observer.slow_request.count(), 0);
+  EXPECT_EQ(config->observer.otlp_endpoint, "");
+  expect_contains(config->text, "log-level = info\nlog-format = text\n");
+  expect_contains(config->text, "trace-sample-rate = 0.01\nservice-name = ikbo-server\n");
+  config = parse({"--model", path("a.pt2"), "--log-format", "json", "--slow-request-ms", "20",
+                  "--otlp-endpoint", "http://[::1]:4318", "--trace-sample-rate", "1"});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->log_format, LogFormat::kJson);
+  EXPECT_EQ(config->observer.slow_request, std::chrono::milliseconds(20));
+  EXPECT_EQ(config->observer.otlp_endpoint, "http://[::1]:4318");
+  EXPECT_EQ(config->observer.trace_sample_rate, 1);
+  expect_contains(config->text, "otlp-endpoint = http://[::1]:4318\n");
+  const std::string model = "model = " + path("a.pt2") + "\n";
+  expect_refused(model + "otlp-endpoint = https://a\n", "must be a URL http://host[:port][/path]");
+  expect_refused(model + "trace-sample-rate = 1.5\n", "--trace-sample-rate");
+  expect_refused(model + "log-format = xml\n", "--log-format");
+  expect_refused(model + "slow-request-ms = -1\n", "--slow-request-ms");
 }
 
 TEST_F(ConfigTest, ZerosAreSharesOfTheMachine) {

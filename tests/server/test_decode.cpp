@@ -267,13 +267,13 @@ TEST(Decode, RefusesWhatItCannotHonour) {
                  "'binary_data_output' must be true or false; got 1");
 }
 
-TEST(Decode, RefusesSizesAndIndicesOutOfRange) {
+TEST(Decode, RefusesIndicesOutOfRangeAndLeavesSizesToTheBatcher) {
   std::string five_users = replaced(valid_json(), "[1, 2], \"data\": [0.5, 2]",
                                     "[5, 2], \"data\": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]");
   five_users = replaced(five_users, "[true, false]}",
                         R"([true, false]}, {"name": "cand_to_user", "datatype": "INT32",
                            "shape": [2], "data": [0, 1]})");
-  expect_refused(five_users, "users must be in [1, 4]; got 5");
+  EXPECT_EQ(decode(five_users).request.num_users, 5);
   for (const char* index : {"-1", "1"}) {
     const std::string json =
         replaced(valid_json(), "[true, false]}",
@@ -288,6 +288,18 @@ TEST(Decode, ErrorsDoNotShowSourcePositions) {
   const RequestError error = error_of(
       [&] { decode(replaced(valid_json(), "[2], \"data\": [7, -8]", "[1], \"data\": [7]")); });
   EXPECT_EQ(std::string(error.what()).find(".cpp"), std::string::npos) << error.what();
+}
+
+TEST(Decode, ReadsTheUserKey) {
+  const auto with = [](const std::string& value) {
+    return replaced(valid_json(), "{\"inputs\"",
+                    "{\"parameters\": {\"user_key\": " + value + "}, \"inputs\"");
+  };
+  EXPECT_EQ(decode(valid_json()).request.user_key, "");
+  EXPECT_EQ(decode(with("\"ann\"")).request.user_key, "ann");
+  EXPECT_EQ(decode(with("\"\"")).request.user_key, "");
+  expect_refused(with("7"), "parameter 'user_key' must be a string; got 7");
+  expect_refused(with('"' + std::string(257, 'x') + '"'), "must have at most 256 bytes; got 257");
 }
 
 TEST(Decode, ReadsTheTimeout) {

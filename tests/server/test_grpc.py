@@ -252,6 +252,9 @@ def test_refusals_name_what_is_wrong(stub, ranker: Served) -> None:
     request = raw_request(inputs)
     request.outputs.add(name="rank")
     check(request, bad, "output rank is unknown; it must be one of score, profile")
+    request = raw_request(inputs)
+    request.parameters["user_key"].string_param = "ann"
+    check(request, bad, "parameter 'user_key' must come with one user; got 2 users")
     request = typed_request(inputs)
     request.inputs[2].contents.int64_contents.append(1)
     check(request, bad, "input genre must have 4 values in int64_contents")
@@ -407,7 +410,7 @@ def test_a_full_queue_refuses_and_serves_on(start_server: StartServer, ranker: S
 
 
 def test_deadlines(start_server: StartServer, ranker: Served) -> None:
-    server = start_server("--max-batch-candidates", "1")
+    server = start_server()
     inputs = make_inputs(1, MAX_CANDIDATES, seed=6)
     with triton.InferenceServerClient(server.grpc_address) as own:
         with pytest.raises(InferenceServerException, match="us in the queue") as refused:

@@ -94,6 +94,16 @@ TEST(GrpcCodec, ReadsRawAndTypedContentsWhereTheyLie) {
   }
 }
 
+TEST(GrpcCodec, ReadsTheUserKey) {
+  auto request = raw();
+  EXPECT_EQ(decode_infer(manifest(), request).request.user_key, "");
+  (*request->mutable_parameters())["user_key"].set_string_param("ann");
+  const InferCall call = decode_infer(manifest(), request);
+  EXPECT_EQ(call.request.user_key, "ann");
+  (*request->mutable_parameters())["user_key"].set_int64_param(7);
+  expect_refused(request, "parameter 'user_key' must be a string; got one of another type");
+}
+
 TEST(GrpcCodec, ReadsTheTimeout) {
   auto request = raw();
   EXPECT_EQ(decode_infer(manifest(), request).timeout, std::nullopt);

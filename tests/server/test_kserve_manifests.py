@@ -67,7 +67,7 @@ class Pod:
         self.ports: dict[int, int] = {}  # of the manifest to those of this machine
         command = [str(server_path())]
         for argument in container["args"]:
-            flag, value = argument.split("=", 1)
+            flag, _, value = argument.partition("=")
             if flag in ("--port", "--grpc-port"):
                 self.ports[int(value)] = free_port()
                 value = str(self.ports[int(value)])
@@ -76,7 +76,7 @@ class Pod:
             elif flag == "--ops-library":
                 assert value == "/opt/ikbo/lib/libikbo_ops.so"
                 value = str(ops_library_path())
-            command.append(f"{flag}={value}")
+            command.append(f"{flag}={value}" if value else flag)
         assert f"--model-repository={models}" in command
         self.server = Server(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
 

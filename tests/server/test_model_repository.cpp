@@ -84,6 +84,7 @@ class ModelRepositoryTest : public ::testing::Test {
   ModelRepository& start(PackageSources sources, bool allows_changes = true) {
     RepositoryOptions options;
     options.sources = std::move(sources);
+    options.open = [](const std::string& path) { return runtime::Package::open(path); };
     options.load = [this](const runtime::Package& package) {
       ++num_loads_;
       const runtime::Manifest& manifest = package.manifest();

@@ -227,20 +227,28 @@ def test_nothing_is_lost_or_wrong_while_versions_change(
 
 
 def test_memory_of_old_versions_is_given_back(ranker: Served, tmp_path: Path) -> None:
-    def mapped() -> int:
+    def held() -> tuple[int, int]:
+        """Mappings of compiled code, and threads."""
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
-        return maps.count("model.so") + maps.count("wrapper.so")
+        num_mapped = maps.count("model.so") + maps.count("wrapper.so")
+        return num_mapped, len(os.listdir(f"/proc/{server.process.pid}/task"))
+
+    def switch_to(version: str) -> None:
+        place(ranker.package, served, version=version)
+        client.load_model("ranker")
 
     served = place(ranker.package, tmp_path / "served.pt2", version="1")
     flags = ("--model-repository", str(tmp_path), "--allow-repository-changes")
     with running([], *flags) as server, connect(server, "http") as client:
-        before = mapped(), len(os.listdir(f"/proc/{server.process.pid}/task"))
-        for version in ("2", "3", "4"):
-            place(ranker.package, served, version=version)
-            client.load_model("ranker")
-        wait_until(
-            lambda: (mapped(), len(os.listdir(f"/proc/{server.process.pid}/task"))) == before
-        )
+        of_one, _ = held()
+        assert of_one > 0
+        switch_to("2")
+        # glibc never unmaps the first library: others use its unique symbols (of std::regex).
+        wait_until(lambda: held()[0] <= 2 * of_one)
+        before = held()
+        for version in ("3", "4", "5"):
+            switch_to(version)
+        wait_until(lambda: held() <= before)
 
 
 def test_pinned_workers_have_cores_of_their_own(ranker: Served) -> None:

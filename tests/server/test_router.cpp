@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <future>
 
 #include "fixtures.h"
@@ -62,7 +65,7 @@ TEST_F(RouterTest, AnswersHealthAndMetadata) {
 }
 
 TEST_F(RouterTest, RefusesWhatIsNotThere) {
-  expect_status(404, "GET", "/", "there is nothing at /");
+  expect_status(404, "GET", "/index.html", "there is nothing at /index.html");
   expect_status(404, "GET", "/v2/models", "there is nothing");
   expect_status(404, "GET", "/v2/models/m/config", "there is nothing");
   expect_status(404, "GET", "/v2/models/m/versions/7/infer/x", "there is nothing");
@@ -155,12 +158,95 @@ TEST_F(RouterTest, IsNotReadyWhileAModelIsLoadedAgain) {
   EXPECT_EQ(ask("POST", "/v2/models/m/infer", testing::valid_json()).status, 200u);
 }
 
+TEST_F(RouterTest, MeasuresWhatItAddsOnceTheAnswerIsSent) {
+  const HttpReply refused = ask("POST", "/v2/models/m/infer", "{");
+  EXPECT_FALSE(refused.on_sent);
+  const HttpReply reply = ask("POST", "/v2/models/m/infer", testing::valid_json());
+  const std::string count = "ikbo_overhead_seconds_count{model=\"m\",version=\"8\"} ";
+  expect_contains(ask("GET", "/metrics").text, count + "0\n");
+  ASSERT_TRUE(reply.on_sent);
+  reply.on_sent();
+  expect_contains(ask("GET", "/metrics").text, count + "1\n");
+}
+
+TEST_F(RouterTest, TellsTheStatisticsOfOneVersionOrAll) {
+  ask("POST", "/v2/models/m/infer", testing::valid_json());
+  ask("POST", "/v2/models/m/infer", "{");
+  const std::string eight = ask("GET", "/v2/models/m/versions/8/stats").text;
+  expect_contains(eight, "{\"model_stats\":[{\"name\":\"m\",\"version\":\"8\",");
+  expect_contains(eight, "\"inference_count\":2,\"execution_count\":1,\"user_count\":1,");
+  expect_contains(eight, "\"success\":{\"count\":1,");
+  expect_contains(eight, "\"fail\":{\"count\":1,");
+  expect_contains(eight, "\"batch_stats\":[{\"batch_size\":2,\"compute_input\":{\"count\":1,");
+  const std::string both = ask("GET", "/v2/models/m/stats").text;
+  expect_contains(both, "\"version\":\"7\",\"last_inference\":0,\"inference_count\":0,");
+  expect_contains(both, "\"version\":\"8\",");
+  expect_status(404, "GET", "/v2/models/m/versions/9/stats", "has no version '9'");
+  expect_status(405, "POST", "/v2/models/m/stats", "method must be GET");
+}
+
+TEST_F(RouterTest, HasAStatusPageThatLoadsNothingFromElsewhere) {
+  const HttpReply page = ask("GET", "/status");
+  EXPECT_EQ(page.status, 200u);
+  EXPECT_EQ(page.content_type, "text/html; charset=utf-8");
+  ASSERT_EQ(page.headers.size(), 1u);
+  EXPECT_EQ(page.headers[0].first, "Content-Security-Policy");
+  expect_contains(page.headers[0].second, "default-src 'none'");
+  EXPECT_EQ(page.text.find("<!doctype html>"), 0u);
+  expect_contains(page.text, "</html>");
+  EXPECT_EQ(page.text.find("https://"), std::string::npos);
+  EXPECT_EQ(ask("GET", "/").text, page.text);
+}
+
 TEST_F(RouterTest, IsNotReadyWhileStopping) {
   core_.is_stopping = true;
   expect_status(503, "GET", "/v2/health/ready", "{\"ready\":false}");
   expect_status(503, "GET", "/v2/models/m/ready", "\"ready\":false");
   expect_status(200, "GET", "/v2/health/live", "{\"live\":true}");
   EXPECT_EQ(ask("POST", "/v2/models/m/infer", testing::valid_json()).status, 200u);
+}
+
+TEST_F(RouterTest, SaysWhatNeedsWhichToken) {
+  const std::string folder =
+      std::filesystem::temp_directory_path() / ("ikbo_router_" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/infer") << "infer-infer-infer\n";
+  std::ofstream(folder + "/admin") << "admin-admin-admin\n";
+  Core core(1, AccessTokens({folder + "/infer", folder + "/admin"}));
+  std::filesystem::remove_all(folder);
+  const Router router(core);
+  const auto is_open = [&](const std::string& target, const std::string& authorization) {
+    try {
+      router.authorize(target, authorization);
+      return true;
+    } catch (const RequestError& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUnauthenticated);
+      return false;
+    }
+  };
+  for (const char* target :
+       {"/v2/health/live", "/v2/health/ready", "/v2/health/ready?x=1", "/v2/models/m/ready",
+        "/v2/models/m/versions/7/ready", "/", "/status"}) {
+    EXPECT_TRUE(is_open(target, "")) << target;
+  }
+  for (const char* target :
+       {"/v2/models/m/infer", "/v2//models/m/infer", "/v2/%6dodels/m/infer", "/v2/models/m",
+        "/v2/models/m/versions/7/infer", "/v2", "/other", "/metrics", "/v2/models/ready",
+        "/v2/models/m/stats", "/v2/models/m/versions/7/stats", "/status/x",
+        "/v2/models/m/infer/ready", "/v2/models/a%2Fready"}) {
+    EXPECT_FALSE(is_open(target, "")) << target;
+    EXPECT_TRUE(is_open(target, "Bearer infer-infer-infer")) << target;
+    EXPECT_FALSE(is_open(target, "Bearer admin-admin-admin")) << target;
+  }
+  for (const char* target : {"/v2/repository/index", "/v2/repository/models/m/load",
+                             "/v2/%72epository/models/m/unload"}) {
+    EXPECT_FALSE(is_open(target, "")) << target;
+    EXPECT_FALSE(is_open(target, "Bearer infer-infer-infer")) << target;
+    EXPECT_TRUE(is_open(target, "Bearer admin-admin-admin")) << target;
+  }
+  const HttpReply reply = router.error_reply(RequestError(ErrorKind::kUnauthenticated, "no"));
+  EXPECT_EQ(reply.status, 401u);
+  EXPECT_EQ(reply.headers, (decltype(reply.headers){{"WWW-Authenticate", "Bearer"}}));
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operator library and the installed runtime work where there is no Python."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from ikbo._load import ops_library_path
+from ikbo._manifest import read_manifest
 
 REPO = Path(__file__).resolve().parents[2]
 BUILD = REPO / "build" / "cpu"
@@ -72,6 +74,39 @@ def test_consumer_opens_packages_through_the_installed_runtime(consumer: Path) -
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("ikbo::Error: ")
     assert "absent.pt2" in done.stdout
+
+
+def test_c_example_runs_through_the_installed_library(
+    consumer: Path, hand_written_package: Path
+) -> None:
+    build = consumer / "c-example"
+    succeed("cmake", "-G", "Ninja", "-S", REPO / "examples" / "c", "-B", build,
+            f"-DCMAKE_PREFIX_PATH={consumer / 'prefix'}")  # fmt: skip
+    succeed("cmake", "--build", build)
+    manifest = read_manifest(hand_written_package)
+    text = succeed(build / "rank", hand_written_package, 3, ops_library_path())
+    assert f"model {manifest.model_name}, version {manifest.model_version}\n" in text
+    for kind, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for spec in specs:
+            assert f"{kind} {spec.name}: {spec.role} [B" in text
+    for spec in manifest.outputs:
+        rows = 1 if spec.role == "user" else 3
+        one, two = (re.search(rf"request {i}, {re.escape(spec.name)}: (.*)", text) for i in (0, 1))
+        assert one and two
+        assert one[1].startswith(f"{rows} rows")
+        assert two[1].startswith(f"{rows} rows")
+    done = run(build / "rank", consumer / "absent.pt2", 3)
+    assert done.returncode == 1
+    assert "absent.pt2: cannot be opened as a .pt2 archive" in done.stderr
+
+
+def test_c_library_exports_its_header_alone(consumer: Path) -> None:
+    header = (consumer / "prefix" / "include" / "ikbo" / "ikbo.h").read_text()
+    declared = set(re.findall(r"IKBO_API [^;(]*?\b(ikbo_\w+)\(", header))
+    assert len(declared) > 10
+    symbols = succeed("nm", "-D", "--defined-only", consumer / "prefix" / "lib" / "libikbo.so")
+    exported = {line.split()[-1] for line in symbols.splitlines() if " T " in line}
+    assert exported == declared
 
 
 @pytest.mark.parametrize("program", ["ikbo-server", "ikbo-replay"])

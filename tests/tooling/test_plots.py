@@ -56,6 +56,23 @@ def test_predicted_speedups_become_a_picture(tmp_path: Path) -> None:
     assert names["speedups_of"](row) == {"net_split_aoti": 3.0}
 
 
+def test_rows_with_an_x_become_curves(tmp_path: Path) -> None:
+    case = {"what": "batching_curve"}
+    more = {"unit": "ms", "x_unit": "requests/s"}
+    rows = [
+        {"case": case, "ours": 8.0, "peers": {"off": 9.0}, "x": {"ours": 10, "off": 9}, **more},
+        {"case": case, "ours": 9.5, "peers": {}, "x": {"ours": 20}, **more},
+        ROWS[1],
+    ]
+    (tmp_path / "serve-cpu.json").write_text(json.dumps({"environment": {}, "rows": rows}))
+    done = plots(tmp_path, tmp_path / "plots")
+    assert done.returncode == 0, done.stderr
+    pictures = sorted((tmp_path / "plots").iterdir())
+    assert [p.name for p in pictures] == ["serve-cpu-GB-per-s.png", "serve-cpu-curve.png"]
+    names = runpy.run_path(str(REPO / "tools" / "plots.py"), run_name="plots")
+    assert names["curves_of"](rows[:2]) == {"ours": [(10, 8.0), (20, 9.5)], "off": [(9, 9.0)]}
+
+
 def test_shares_of_both_floors_stand_beside_the_bars() -> None:
     names = runpy.run_path(str(REPO / "tools" / "plots.py"), run_name="plots")
     ladder = json.loads((REPO / "bench" / "results" / "lce-ladder-h200.json").read_text())

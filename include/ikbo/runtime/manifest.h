@@ -67,6 +67,12 @@ struct ReplayCase {
   std::vector<KernelRun> kernels;
 };
 
+// An entry of the archive by its whole name, and what its bytes hash to.
+struct FileDigest {
+  std::string name;
+  std::string sha256;  // 64 hexadecimal digits in lower case
+};
+
 struct Manifest {
   std::string model_name;
   std::string model_version;
@@ -79,6 +85,7 @@ struct Manifest {
   std::int64_t max_candidates = 0;
   std::vector<OpSchema> ops;  // the ikbo operators that the package calls
   std::vector<ReplayCase> replay;
+  std::vector<FileDigest> files;  // all entries but the manifest and its signature; empty: unknown
   std::string spec_json;  // the compilation spec, as minified JSON; empty when there is none
 
   bool has_users() const { return max_users > 0; }

@@ -28,14 +28,26 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
+// What a package must show to be opened.
+struct PackageTrust {
+  bool require_digests = false;  // refuse packages whose manifest lists no digests
+  // PEM files of Ed25519 public keys; one of them must have signed the package. Empty: any package.
+  std::vector<std::string> keys;
+};
+
+// Throws ikbo::Error, which names the file, for one of `trust.keys` that is no such key.
+void check_trusted_keys(const PackageTrust& trust);
+
 // An opened package. Copies share the opened archive; all methods may be called by several threads.
 class Package {
  public:
-  // Reads the archive's directory and the manifest only: no model code runs. Throws ikbo::Error
-  // that names the file and what is wrong with it.
-  static Package open(const std::string& path);
+  // Reads the whole archive and checks it: no model code runs. The file stays open, and what was
+  // checked is what Model::load loads, whatever is put in its place. Throws ikbo::Error that names
+  // the file and what is wrong with it.
+  static Package open(const std::string& path, const PackageTrust& trust = {});
   // The same for an archive that is open already (one in memory, say).
-  static Package from_archive(std::shared_ptr<const Archive> archive);
+  static Package from_archive(std::shared_ptr<const Archive> archive,
+                              const PackageTrust& trust = {});
 
   const std::string& path() const;
   const Manifest& manifest() const { return manifest_; }
@@ -57,7 +69,14 @@ struct ModelOptions {
   int num_sessions = 1;     // runs that may be under way at once
   int threads_per_run =
       0;  // intra-op threads, a setting of the whole process; 0: leave it as it is
+  // Inputs of which callers give one row for each user, though the package, compiled without users,
+  // wants one for each candidate: the rows are repeated before each run. Such a model has the input
+  // cand_to_user as well. It is what a package made by ikbo.transform is compared with.
+  std::vector<std::string> replicated_inputs;
 };
+
+// Throws ikbo::Error where Model::load would for these options, without loading the package's code.
+void check_model_options(const Package& package, const ModelOptions& options);
 
 class Model {
  public:

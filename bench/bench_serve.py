@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures `ikbo-server` from outside, under open-loop load, into `bench/results/serve-cpu.json`.
+
+Server and load generator are processes of their own on this machine, every answer is checked. The
+parts: what the server adds to a request, alone and beside an echo service of the same stack;
+requests a second against the same net with replicated inputs at equal p99; the curve of throughput
+and p99 with and without batching; parsing in process; the start of the process.
+
+usage: python -m bench.bench_serve [--prepare] [PART ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.serve.processes import (
+    BINARIES,
+    Histogram,
+    Ports,
+    load,
+    read_histograms,
+    running_echo,
+    running_server,
+)
+from bench.serve.workloads import (
+    MAX_MERGED,
+    NUM_CANDIDATES,
+    NUM_REQUESTS,
+    RATIO,
+    Workload,
+    make_workloads,
+)
+from examples.movielens.contestants import MAX_MERGED as DEMO_MERGED
+from examples.movielens.data import USER_INPUTS
+from examples.movielens.serving import HEADER_LENGTH, MODEL, Client
+from ikbo.testing.bench_results import ResultFile
+
+THREADS = 2  # of a run of the demo's net
+LIGHT_LOAD, HALF_LOAD = 0.1, 0.5  # of the time in which the model runs
+OVERHEAD_SECONDS = 10
+CONNECTIONS = 64
+TOLERANCE = 1e-4  # of logits of a few units: fp32 sums in another order
+BODY_BYTES = 65536
+# A limit on p99 that the replicated net can keep while requests of others wait: four of its runs.
+P99_IN_RUNS = 4
+SEARCH_STEPS = 4
+SEARCH_REQUESTS = 100  # at least, of one step
+SEARCH_SECONDS = 12  # at least, of one step
+SEARCH_RANGE = (0.3, 1.3)  # in the rate of one request after the other
+CURVE_LOADS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6)  # likewise
+CURVE_SECONDS = 5
+CURVE_LIMIT = 2  # p99 in the latency of a request alone
+CURVE_END = 10  # likewise: beyond, the server is overloaded
+STARTS = 5
+# What must be reached: at most, in the unit of the row; otherwise at least, and in what.
+MOST = {"overhead_p50": 100, "overhead_p99": 300, "cold_start": 1}
+MAX_ECHO = 1.3  # times the latency of the echo service, over gRPC
+MIN_REPLICATED = 7  # times the rate of the replicated net
+MIN_JSON = 0.7  # times the speed of simdjson
+MIN_BINARY = 2  # GB/s
+SOURCES = [
+    "bench/bench_serve.py",
+    "bench/serve/*",
+    "examples/movielens/*.py",
+    "include/ikbo/**/*.h",
+    *(f"python/ikbo/{name}" for name in ("*.py", "nn/*.py", "transform/**/*.py")),
+    *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops", "runtime", "server")),
+]
+
+Row = dict[str, Any]
+
+
+def show(text: str) -> None:
+    print(text, flush=True)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the parts share."""
+
+    workloads: Mapping[str, Workload]
+    time_scale: float  # 1 for figures that count
+
+    def ask(
+        self, ports: Ports, name: str, protocol: str, rate: float, seconds: float, **flags: Any
+    ) -> dict[str, Any]:
+        """Load with a warm-up of a fifth of the time."""
+        return load(
+            protocol,
+            ports,
+            self.workloads[name].requests[protocol],
+            model=MODEL,
+            rate=rate,
+            seconds=seconds * self.time_scale,
+            warm_up_seconds=seconds * self.time_scale / 5,
+            connections=CONNECTIONS,
+            tolerance=TOLERANCE,
+            **flags,
+        )
+
+    def ask_watched(
+        self, ports: Ports, name: str, protocol: str, rate: float, seconds: float
+    ) -> tuple[dict[str, Any], dict[str, Histogram]]:
+        """The client's figures, and what the server's histograms gained.
+
+        Errors:
+            RuntimeError: a request was not answered.
+        """
+        before = read_histograms(ports["http"])
+        seen = self.ask(ports, name, protocol, rate, seconds)
+        if seen["errors"]:
+            raise RuntimeError(f"bench_serve: every request must be answered; got {seen['errors']}")
+        after = read_histograms(ports["http"])
+        return seen, {key: after[key] - before[key] for key in after}
+
+
+def make_row(case: Row, unit: str, ours: float, **peers: float) -> Row:
+    others = "".join(f", {name} {value:.4g}" for name, value in peers.items())
+    show(f"  {text_of(case)}: {ours:.4g} {unit}{others}")
+    return {"case": case, "unit": unit, "ours": ours, "peers": peers}
+
+
+def text_of(case: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{value}" if key == "what" else f"{key}={value}" for key, value in case.items()
+    )
+
+
+def measure_overhead(bench: Bench) -> list[Row]:
+    """What the server adds, by its own clock at half load and by the client's at a light one."""
+    rows: list[Row] = []
+    sizes = {"candidates": NUM_CANDIDATES, "bytes": BODY_BYTES}
+    added_us = {}
+    with running_server(bench.workloads["light"].package, "--threads-per-run=1") as server:
+        _, gained = bench.ask_watched(server.ports, "light", "http", 100, 3)
+        full_rate = 1 / gained["ikbo_run_seconds"].mean()
+        for protocol in ("http", "grpc"):
+            rate = HALF_LOAD * full_rate
+            _, gained = bench.ask_watched(server.ports, "light", protocol, rate, OVERHEAD_SECONDS)
+            for figure, share in (("overhead_p50", 0.5), ("overhead_p99", 0.99)):
+                case = {"what": figure, "protocol": protocol, "load": HALF_LOAD, **sizes}
+                ours = gained["ikbo_overhead_seconds"].quantile(share) * 1e6
+                queue = gained["ikbo_queue_seconds"].quantile(share) * 1e6
+                rows.append({**make_row(case, "us", ours), "rate": rate, "queue_us": queue})
+        for protocol in ("http", "grpc"):
+            rate = LIGHT_LOAD * full_rate
+            seen, gained = bench.ask_watched(
+                server.ports, "light", protocol, rate, OVERHEAD_SECONDS
+            )
+            model_us = gained["ikbo_run_seconds"].mean() * 1e6
+            added_us[protocol] = seen["latency_us"]["p50"] - model_us
+    with running_echo(NUM_CANDIDATES * 4 + 200) as ports:
+        for protocol, ours in added_us.items():
+            seen = bench.ask(ports, "light", protocol, rate, OVERHEAD_SECONDS, ignore_answers=True)
+            case = {"what": "client_p50_without_model", "protocol": protocol, **sizes}
+            rows.append(
+                {**make_row(case, "us", ours, echo=seen["latency_us"]["p50"]), "rate": rate}
+            )
+    return rows
+
+
+def demo_flags(max_users: int, candidates: int) -> list[str]:
+    return [
+        "--workers=1",
+        f"--threads-per-run={THREADS}",
+        f"--max-batch-users={max_users}",
+        f"--max-batch-candidates={max_users * candidates}",
+        "--max-queue=1048576",
+    ]
+
+
+def seconds_alone(ports: Ports, workload: Workload, count: int = NUM_REQUESTS) -> float:
+    """Median latency of requests one after the other."""
+    described = json.loads(workload.requests["http"].read_text())["requests"]
+    client = Client(ports["http"])
+    latencies = []
+    for number in range(count + 2):
+        request = described[number % len(described)]
+        body = (workload.requests["http"].parent / request["body"]).read_bytes()
+        begin = time.perf_counter()
+        client.infer(body, {HEADER_LENGTH: str(request["json_size"])})
+        latencies.append(time.perf_counter() - begin)
+    return statistics.median(latencies[2:])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The largest rate at which p99 stayed within the limit."""
+
+    rate: float  # answered requests a second
+    p99_ms: float
+
+
+def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: float) -> Kept:
+    """Bisects the rate.
+
+    Errors:
+        RuntimeError: none of the rates was within the limit.
+    """
+    low, high = (load_ / alone for load_ in SEARCH_RANGE)
+    best = Kept(0.0, 0.0)
+    for _ in range(SEARCH_STEPS):
+        rate = (low + high) / 2
+        seconds = max(SEARCH_SECONDS, SEARCH_REQUESTS / rate)
+        seen = bench.ask(ports, name, "http", rate, seconds, timeout_ms=math.ceil(10 * limit_ms))
+        p99_ms = seen["latency_us"]["p99"] / 1e3
+        is_within = p99_ms <= limit_ms and not seen["errors"]
+        show(f"    {rate:.2f}/s: p99 {p99_ms:.0f} ms of {limit_ms:.0f} ms, errors {seen['errors']}")
+        if is_within:
+            low, best = rate, Kept(seen["achieved_rate"], p99_ms)
+        else:
+            high = rate
+    if best.rate == 0:
+        raise RuntimeError(
+            f"bench_serve: {name} must keep p99 within {limit_ms:.0f} ms at some rate"
+        )
+    return best
+
+
+def measure_throughput(bench: Bench) -> list[Row]:
+    """The demo's net: with an index against replicated inputs, the same server and clients."""
+    flags = demo_flags(DEMO_MERGED, NUM_CANDIDATES)
+    replicated_flags = [*flags, f"--replicated={','.join(USER_INPUTS)}"]
+    replicated_net, ours_net = bench.workloads["replicated"], bench.workloads["ikbo"]
+    with running_server(replicated_net.package, *replicated_flags) as server:
+        alone = seconds_alone(server.ports, replicated_net, count=8)
+        limit_ms = P99_IN_RUNS * alone * 1e3
+        replicated = find_rate(bench, server.ports, "replicated", alone, limit_ms)
+    with running_server(ours_net.package, *flags) as server:
+        alone = seconds_alone(server.ports, ours_net)
+        ours = find_rate(bench, server.ports, "ikbo", alone, limit_ms)
+    case = {"what": "throughput", "net": "movielens", "candidates": NUM_CANDIDATES}
+    row = make_row(case, "requests/s", ours.rate, replicated=replicated.rate)
+    p99 = {"limit": limit_ms, "ours": ours.p99_ms, "replicated": replicated.p99_ms}
+    return [{**row, "p99_ms": p99}]
+
+
+def measure_batching(bench: Bench) -> list[Row]:
+    """Few candidates a user, where merging users pays most."""
+    wide = bench.workloads["wide"]
+    curves: dict[str, list[tuple[float, float]]] = {}  # achieved rate, p99 in ms
+    with running_server(wide.package, *demo_flags(1, RATIO)) as server:
+        alone = seconds_alone(server.ports, wide, count=64)
+        curves["batching_off"] = _curve(bench, server.ports, alone)
+    with running_server(wide.package, *demo_flags(MAX_MERGED, RATIO)) as server:
+        curves["ours"] = _curve(bench, server.ports, alone)
+    sizes = {"ratio": RATIO, "net": "movielens"}
+    best = {
+        name: max((rate for rate, p99 in curve if p99 <= CURVE_LIMIT * alone * 1e3), default=0.0)
+        for name, curve in curves.items()
+    }
+    case = {"what": "batching", "p99_within": f"{CURVE_LIMIT}x", **sizes}
+    row = make_row(case, "requests/s", best.pop("ours"), **best)
+    rows = [{**row, "alone_ms": alone * 1e3}]
+    for number, at in enumerate(CURVE_LOADS):
+        points = {name: curve[number] for name, curve in curves.items() if number < len(curve)}
+        if "ours" in points:
+            case = {"what": "batching_curve", "load": at, **sizes}
+            p99 = {name: point[1] for name, point in points.items()}
+            row = make_row(case, "ms", p99.pop("ours"), **p99)
+            rates = {name: point[0] for name, point in points.items()}
+            rows.append({**row, "x": rates, "x_unit": "requests/s"})
+    return rows
+
+
+def _curve(bench: Bench, ports: Ports, alone: float) -> list[tuple[float, float]]:
+    points = []
+    for at in CURVE_LOADS:
+        seen = bench.ask(ports, "wide", "http", at / alone, CURVE_SECONDS)
+        if seen["errors"]:
+            break
+        points.append((seen["achieved_rate"], seen["latency_us"]["p99"] / 1e3))
+        if points[-1][1] > CURVE_END * alone * 1e3:
+            break
+    return points
+
+
+def measure_parsing(_: Bench) -> list[Row]:
+    """From a body in memory to a checked request, on one core."""
+    command = [str(BINARIES / "ikbo_bench_parsing"), "--benchmark_format=json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    gbs = {
+        run["name"]: run["bytes_per_second"] / 1e9 for run in json.loads(done.stdout)["benchmarks"]
+    }
+    sizes = {"candidates": NUM_CANDIDATES, "tensor_bytes": BODY_BYTES}
+    rows = []
+    for body in ("binary", "protobuf", "json"):
+        case = {"what": "parsing", "body": body, **sizes}
+        peers = {"simdjson": gbs["bare_simdjson"]} if body == "json" else {}
+        rows.append(make_row(case, "GB/s", gbs[body], **peers))
+    return rows
+
+
+def measure_start(bench: Bench) -> list[Row]:
+    """From the start of the process to listening."""
+    cold, warm_up = [], []
+    for _ in range(STARTS):
+        flags = demo_flags(DEMO_MERGED, NUM_CANDIDATES)
+        with running_server(bench.workloads["ikbo"].package, *flags) as server:
+            cold.append(server.seconds - server.warm_up_seconds)
+            warm_up.append(server.warm_up_seconds)
+    row = make_row({"what": "cold_start", "net": "movielens"}, "s", statistics.median(cold))
+    return [{**row, "warm_up_s": statistics.median(warm_up)}]
+
+
+def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the server must reach and did not."""
+    found = []
+    for row in rows:
+        ours, peers, case = row["ours"], row["peers"], row["case"]
+        what = case["what"]
+        if what in MOST and not ours <= MOST[what]:
+            found.append(f"{text_of(case)}: {ours:.4g} {row['unit']}; at most {MOST[what]}")
+        if (
+            case.get("protocol") == "grpc"
+            and "echo" in peers
+            and not ours <= MAX_ECHO * peers["echo"]
+        ):
+            found.append(
+                f"{text_of(case)}: {ours:.0f} us; at most {MAX_ECHO} x {peers['echo']:.0f}"
+            )
+        if what == "throughput" and not ours >= MIN_REPLICATED * peers["replicated"]:
+            found.append(
+                f"{text_of(case)}: {ours / peers['replicated']:.2f}x replicated's; "
+                f"at least {MIN_REPLICATED}x"
+            )
+        if what == "parsing" and "simdjson" in peers and not ours >= MIN_JSON * peers["simdjson"]:
+            found.append(f"{text_of(case)}: {ours:.2f} GB/s; at least {MIN_JSON} x simdjson's")
+        if what == "parsing" and "simdjson" not in peers and not ours >= MIN_BINARY:
+            found.append(f"{text_of(case)}: {ours:.2f} GB/s; at least {MIN_BINARY}")
+    return found
+
+
+PARTS: dict[str, Callable[[Bench], list[Row]]] = {
+    "parsing": measure_parsing,
+    "start": measure_start,
+    "overhead": measure_overhead,
+    "batching": measure_batching,
+    "throughput": measure_throughput,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.bench_serve", description=__doc__.split("\n", 1)[0]
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
+    parser.add_argument("--prepare", action="store_true", help="make packages and requests alone")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time, to try it out")
+    parser.add_argument("--out", type=Path, help="folder of the result file; with --quick required")
+    arguments = parser.parse_args()
+    if arguments.quick and arguments.out is None:
+        parser.error("--quick: its figures must not be kept; give --out")
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"PART must be one of {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
+    torch.set_num_threads(THREADS)
+    show("packages and requests")
+    bench = Bench(make_workloads(), 0.1 if arguments.quick else 1.0)
+    if arguments.prepare:
+        return 0
+    results = ResultFile("serve", SOURCES, arguments.out, keep=bool(arguments.parts), device="cpu")
+    measured = []
+    for name in arguments.parts or PARTS:
+        begin = time.monotonic()
+        show(name)
+        for row in PARTS[name](bench):
+            results.add(row)
+            measured.append(row)
+        show(f"  {name}: {time.monotonic() - begin:.0f} s")
+    missed = failures(measured)
+    for text in missed:
+        print(f"FAILED: {text}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

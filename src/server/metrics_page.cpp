@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// The metrics as their readers get them: Prometheus text, and the JSON of a model's statistics.
+#include <utility>
+
+#include "server/json_writer.h"
+#include "server/metrics.h"
+#include "server/prometheus_text.h"
+
+namespace ikbo::server {
+namespace {
+
+struct HistogramInfo {
+  const Histogram ModelMetrics::* member;
+  std::string_view name;
+  std::string_view help;
+};
+
+constexpr HistogramInfo kHistograms[] = {
+    {&ModelMetrics::request_seconds, "ikbo_request_seconds",
+     "Time from a request's first byte to its finished reply."},
+    {&ModelMetrics::overhead_seconds, "ikbo_overhead_seconds",
+     "Time from a request's last byte to the first of its answer, without queue and model."},
+    {&ModelMetrics::queue_seconds, "ikbo_queue_seconds",
+     "Time from a request's arrival in the queue to the start of its run."},
+    {&ModelMetrics::run_seconds, "ikbo_run_seconds",
+     "Time of one run: merging, the model, splitting."},
+    {&ModelMetrics::batch_requests, "ikbo_batch_requests", "Requests in one run."},
+    {&ModelMetrics::batch_users, "ikbo_batch_users", "Users in one run."},
+    {&ModelMetrics::batch_candidates, "ikbo_batch_candidates", "Candidates in one run."},
+    {&ModelMetrics::batch_ratio, "ikbo_batch_ratio", "Candidates per user in one run."},
+};
+
+struct CounterInfo {
+  const std::atomic<std::uint64_t> ModelMetrics::* member;
+  std::string_view name;
+  std::string_view help;
+};
+
+constexpr CounterInfo kCounters[] = {
+    {&ModelMetrics::shared_users, "ikbo_shared_users_total",
+     "Requests whose user's rows came with another request of their run."},
+    {&ModelMetrics::split_requests, "ikbo_split_requests_total",
+     "Requests that were split over several runs."},
+};
+
+struct CostInfo {
+  const std::atomic<double> ModelMetrics::* member;
+  std::string_view name;
+  std::string_view help;
+};
+
+constexpr CostInfo kCosts[] = {
+    {&ModelMetrics::flops, "ikbo_flops_total", "FLOPs of the runs, by the compilation spec."},
+    {&ModelMetrics::replicated_flops, "ikbo_replicated_flops_total",
+     "FLOPs of the same runs had users been replicated to candidates."},
+    {&ModelMetrics::bytes, "ikbo_bytes_total",
+     "Bytes that the operators of the runs read and wrote, by the compilation spec."},
+    {&ModelMetrics::replicated_bytes, "ikbo_replicated_bytes_total",
+     "Bytes of the same runs had users been replicated to candidates."},
+};
+
+constexpr std::string_view kSpanOutcomes[kNumSpanOutcomes] = {"sent", "dropped", "failed"};
+
+// The models' labels, and each family of metrics in turn.
+class Page {
+ public:
+  explicit Page(const std::vector<LabelledMetrics>& models) : models_(models) {
+    labels_.reserve(models.size());
+    for (const LabelledMetrics& model : models) {
+      labels_.push_back(label("model", model.model) + "," + label("version", model.version));
+    }
+  }
+
+  // `write` gets the metrics of each model and its labels.
+  template <typename Write>
+  void family(std::string_view name, std::string_view type, std::string_view help,
+              const Write& write) {
+    write_head(name, type, help, out_);
+    for (std::size_t i = 0; i < models_.size(); ++i) {
+      write(*models_[i].metrics, labels_[i]);
+    }
+  }
+
+  void sample(std::string_view name, const std::string& labels, const std::string& value) {
+    write_sample(name, "", labels, value, out_);
+  }
+
+  std::string& out() { return out_; }
+
+ private:
+  const std::vector<LabelledMetrics>& models_;
+  std::vector<std::string> labels_;
+  std::string out_;
+};
+
+void write_models(Page& page) {
+  page.family("ikbo_requests_total", "counter", "Infer requests by model and HTTP status.",
+              [&](const ModelMetrics& model, const std::string& labels) {
+                model.requests.write("ikbo_requests_total", labels, page.out());
+              });
+  for (const HistogramInfo& info : kHistograms) {
+    page.family(info.name, "histogram", info.help,
+                [&](const ModelMetrics& model, const std::string& labels) {
+                  (model.*info.member).write(info.name, labels, page.out());
+                });
+  }
+  page.family("ikbo_queued_requests", "gauge", "Requests that wait for a run.",
+              [&](const ModelMetrics& model, const std::string& labels) {
+                page.sample("ikbo_queued_requests", labels, text_of(model.queued_requests.load()));
+              });
+  for (const CounterInfo& info : kCounters) {
+    page.family(info.name, "counter", info.help,
+                [&](const ModelMetrics& model, const std::string& labels) {
+                  page.sample(info.name, labels, text_of((model.*info.member).load()));
+                });
+  }
+  for (const CostInfo& info : kCosts) {
+    page.family(info.name, "counter", info.help,
+                [&](const ModelMetrics& model, const std::string& labels) {
+                  if (model.has_costs) {
+                    page.sample(info.name, labels, text_of((model.*info.member).load()));
+                  }
+                });
+  }
+}
+
+void write_server(const ServerMetrics& server, std::string& out) {
+  write_head("ikbo_errors_total", "counter", "Refused requests and dropped connections by kind.",
+             out);
+  for (int i = 0; i < kNumErrorKinds; ++i) {
+    write_sample("ikbo_errors_total", "", label("kind", info_of(static_cast<ErrorKind>(i)).name),
+                 text_of(server.errors[static_cast<std::size_t>(i)].load()), out);
+  }
+  write_head("ikbo_connections", "gauge", "Open client connections.", out);
+  write_sample("ikbo_connections", "", "", text_of(server.connections.load()), out);
+  write_head("ikbo_trace_spans_total", "counter", "Spans of traces by what became of them.", out);
+  for (std::size_t i = 0; i < kNumSpanOutcomes; ++i) {
+    write_sample("ikbo_trace_spans_total", "", label("outcome", kSpanOutcomes[i]),
+                 text_of(server.spans[i].load()), out);
+  }
+}
+
+}  // namespace
+
+std::string write_metrics(const ServerMetrics& server, const std::vector<LabelledMetrics>& models) {
+  Page page(models);
+  write_models(page);
+  write_server(server, page.out());
+  return std::move(page.out());
+}
+
+std::string encode_stats(const std::vector<LabelledMetrics>& models, std::string_view name,
+                         std::string_view version) {
+  std::string text;
+  JsonWriter json(text);
+  json.begin_object().key("model_stats").begin_array();
+  for (const LabelledMetrics& model : models) {
+    if (model.model == name && (version.empty() || model.version == version)) {
+      json.begin_object();
+      json.key("name").string(model.model);
+      json.key("version").string(model.version);
+      model.metrics->stats.write(json);
+      json.end_object();
+    }
+  }
+  json.end_array().end_object();
+  return text;
+}
+
+}  // namespace ikbo::server

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that fill more than a run, share a user or cannot be in time, by both protocols."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from tests.server.conftest import StartServer
+from tests.server.serving import (
+    MAX_CANDIDATES,
+    MAX_USERS,
+    WIRE_NAMES,
+    Arrays,
+    Served,
+    Server,
+    eager,
+    make_inputs,
+    place,
+    running,
+)
+from tests.server.test_server import metrics
+
+LABELS = 'model="ranker",version="3"'
+
+# How a client asks for these inputs, with parameters of `infer`.
+Ask = Callable[..., Any]
+
+
+def asking(module: Any, address: str, **options: Any) -> Ask:
+    def ask(inputs: Arrays, **parameters: Any) -> Any:
+        with module.InferenceServerClient(address, **options) as client:
+            described = []
+            for name, x in inputs.items():
+                described.append(module.InferInput(name, list(x.shape), WIRE_NAMES[x.dtype.name]))
+                described[-1].set_data_from_numpy(x)
+            return client.infer("ranker", described, **parameters)
+
+    return ask
+
+
+def http_and_grpc(server: Server) -> list[Ask]:
+    return [
+        asking(tritonclient.http, server.address, network_timeout=60.0),
+        asking(tritonclient.grpc, server.grpc_address),
+    ]
+
+
+def assert_answer(result: Any, ranker: Served, inputs: Arrays) -> None:
+    for name, expected in eager(ranker.module, inputs).items():
+        np.testing.assert_allclose(result.as_numpy(name), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_requests_over_the_package_are_split(
+    start_server: StartServer, ranker: Served, order: str
+) -> None:
+    server = start_server("--workers", "2", "--max-batch-candidates", "1000")
+    sizes = [(1, 2 * MAX_CANDIDATES + 1), (3, 2500), (3 * MAX_USERS + 1, 1500), (20, 0)]
+    for ask in http_and_grpc(server):
+        for seed, (num_users, num_candidates) in enumerate(sizes):
+            inputs = make_inputs(num_users, num_candidates, seed)
+            if order == "sorted":
+                inputs["cand_to_user"] = np.sort(inputs["cand_to_user"])
+            assert_answer(ask(inputs), ranker, inputs)
+    counts = metrics(server)
+    assert counts[f"ikbo_split_requests_total{{{LABELS}}}"] == 2 * len(sizes)
+    for size, limit in (("users", MAX_USERS), ("candidates", 1024)):
+        runs = f"ikbo_batch_{size}"
+        assert (
+            counts[f'{runs}_bucket{{{LABELS},le="{limit}"}}'] == counts[f"{runs}_count{{{LABELS}}}"]
+        )
+
+
+def test_a_split_request_is_within_the_memory(start_server: StartServer, ranker: Served) -> None:
+    inputs = make_inputs(1, 3000, seed=1)
+    size = sum(x.nbytes for x in inputs.values())
+    flags = ("--max-batch-candidates", "500", "--max-request-memory")
+    ask = http_and_grpc(start_server(*flags, str(size + 20_000)))[0]
+    with pytest.raises(InferenceServerException, match="--max-request-memory"):
+        ask(inputs)  # its outputs take 24 kB
+    assert_answer(ask(make_inputs(1, 400, seed=2)), ranker, make_inputs(1, 400, seed=2))
+    ask = http_and_grpc(start_server(*flags, str(size + 30_000)))[0]
+    for _ in range(3):
+        assert_answer(ask(inputs), ranker, inputs)
+
+
+def test_a_user_of_many_requests_has_one_row(start_server: StartServer, ranker: Served) -> None:
+    server = start_server("--max-batch-users", "1")
+    user = make_inputs(1, 1, seed=5)["x_user"]
+    num_clients, num_requests = 6, 10
+
+    def ask_often(number: int) -> None:
+        ask = http_and_grpc(server)[number % 2]
+        for i in range(num_requests):
+            inputs = make_inputs(1, 100 + number, seed=10 * number + i) | {"x_user": user}
+            if number == 0 and i % 3 == 0:
+                inputs["x_user"] = user + 1  # somebody else under the same key
+            assert_answer(ask(inputs, parameters={"user_key": "ann"}), ranker, inputs)
+
+    with ThreadPoolExecutor(num_clients) as pool:
+        list(pool.map(ask_often, range(num_clients)))
+    counts = metrics(server)
+    shared = counts[f"ikbo_shared_users_total{{{LABELS}}}"]
+    runs = counts[f"ikbo_run_seconds_count{{{LABELS}}}"]
+    # At most one user is in a run: without sharing, no two requests would be.
+    assert shared == num_clients * num_requests - runs > 0
+
+
+def test_a_model_that_is_switched_splits_shares_and_counts_on(
+    ranker: Served, tmp_path: Path
+) -> None:
+    """Loaded again under load: no request is lost, wrong or not counted."""
+    package = tmp_path / "ranker.pt2"
+    place(ranker.package, package, version="3")
+    flags = ("--model-repository", str(tmp_path), "--allow-repository-changes")
+    flags += ("--max-batch-users", "1", "--max-batch-candidates", "400")
+    user = make_inputs(1, 1, seed=5)["x_user"]
+    is_over = threading.Event()
+
+    def ask_often(number: int) -> int:
+        ask = http_and_grpc(server)[number % 2]
+        for i in itertools.count():
+            inputs = make_inputs(1, 450 + number, seed=100 * number + i) | {"x_user": user}
+            parameters = {"user_key": "ann"}
+            assert_answer(ask(inputs, parameters=parameters, timeout=60_000_000), ranker, inputs)
+            if is_over.is_set():
+                return i + 1
+        raise AssertionError
+
+    with running([], *flags) as server, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask_often, number) for number in range(4)]
+        try:
+            with tritonclient.http.InferenceServerClient(server.address) as client:
+                for _ in range(3):
+                    place(ranker.package, package, version="3")
+                    client.load_model("ranker")
+        finally:
+            is_over.set()
+        num_requests = sum(future.result() for future in asked)
+        counts = metrics(server)
+        assert sum("event=model_loaded" in line for line in server.log) == 4
+    assert counts[f'ikbo_requests_total{{{LABELS},code="200"}}'] == num_requests
+    assert counts[f"ikbo_split_requests_total{{{LABELS}}}"] == num_requests
+    assert counts[f"ikbo_batch_requests_sum{{{LABELS}}}"] == 2 * num_requests
+    assert counts[f"ikbo_request_seconds_count{{{LABELS}}}"] == num_requests
+    assert counts[f"ikbo_shared_users_total{{{LABELS}}}"] > 0
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused_at_once(
+    start_server: StartServer, ranker: Served
+) -> None:
+    server = start_server()
+    inputs = make_inputs(1, 10 * MAX_CANDIDATES, seed=3)
+    for ask in http_and_grpc(server):
+        assert_answer(ask(inputs), ranker, inputs)
+        begin = time.monotonic()
+        assert_answer(ask(inputs), ranker, inputs)
+        took = time.monotonic() - begin
+        with pytest.raises(InferenceServerException, match="must leave time for") as refused:
+            ask(inputs, timeout=2000)
+        assert refused.value.status() in {"504", "StatusCode.DEADLINE_EXCEEDED"}
+        assert time.monotonic() - begin < 2 * took
+        assert_answer(ask(inputs, timeout=600_000_000), ranker, inputs)

@@ -63,6 +63,11 @@ lint: setup  ## clang-format, clang-tidy, ruff, mypy, layers, sizes
 format: env  ## rewrite the sources as the formatters want them
 	@tools/lint.sh --fix
 
+# What is timed keeps the memory that a call frees, as ikbo-server does: else glibc hands it back
+# after some calls and not after others, and the next one pays for it.
+bench models: export MALLOC_MMAP_THRESHOLD_ := 33554432
+bench models: export MALLOC_TOP_PAD_ := 67108864
+bench models: export MALLOC_TRIM_THRESHOLD_ := 1073741824
 bench: setup-cpu  ## measure operators, training, nets, the served demo and the server here, into bench/results/
 	$(PY) bench/bench_ops_cpu.py
 	$(PY) bench/bench_training.py

@@ -242,7 +242,7 @@ def package_speedups(
     """The same of both as AOTInductor packages."""
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder, "ours.pt2"), Path(folder, "unmodified.pt2")
-        ikbo.package(ours, paths[0], both_forms=True)
+        ikbo.package(ours, paths[0])
         package_unmodified(program, "cpu", paths[1])
         fast, plain = (torch._inductor.aoti_load_package(str(path)) for path in paths)
         found = {}

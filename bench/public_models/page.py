@@ -127,8 +127,8 @@ def _packages(rows: Sequence[Mapping[str, Any]]) -> str:
     if not lines:
         return ""
     head = ["model", *_RATIOS]
-    title = "## As packages\n\nThe same, both models compiled ahead of time by AOTInductor, "
-    return f"{title}ours with `both_forms`.\n\n{_table(head, lines)}\n"
+    title = "## As packages\n\nThe same, both models compiled ahead of time by AOTInductor.\n"
+    return f"{title}\n{_table(head, lines)}\n"
 
 
 def _on_gpu(results: Mapping[str, Any]) -> str:

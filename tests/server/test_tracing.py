@@ -49,8 +49,9 @@ def ask(
     for name, x in inputs.items():
         described.append(triton.InferInput(name, list(x.shape), WIRE_NAMES[x.dtype.name]))
         described[-1].set_data_from_numpy(x)
+    own = dict(headers or {})  # the client writes into it
     with triton.InferenceServerClient(server.address) as client:
-        client.infer("ranker", described, headers=headers, request_id=request_id, timeout=timeout)
+        client.infer("ranker", described, headers=own, request_id=request_id, timeout=timeout)
 
 
 def by_name(spans: list[Span]) -> dict[str, Span]:

@@ -32,7 +32,8 @@ void sort_index(Request& request) {
 void expect_cut_equals_whole(const Request& request, std::int64_t max_users,
                              std::int64_t max_candidates, std::mt19937& random) {
   const CutRequest cut_request = cut(manifest(), request, max_users, max_candidates);
-  JoinedResponse joined(manifest(), request.num_users, request.num_candidates);
+  const Manifest of_model = manifest();
+  JoinedResponse joined(of_model, request.num_users, request.num_candidates);
   Session session(Model::with_executor(manifest(), make_stub_executor(manifest())));
   std::vector<std::size_t> order(cut_request.parts.size());
   std::iota(order.begin(), order.end(), 0);

@@ -35,10 +35,12 @@ class RouterTest : public ::testing::Test {
 
   HttpReply ask(const std::string& method, const std::string& target,
                 const std::string& json = "") {
-    std::promise<HttpReply> promise;
+    // As a connection does: the worker is left with nothing of the server's.
+    std::promise<std::function<HttpReply()>> promise;
     router_.handle({method, target, body_of(json)},
-                   [&](const std::function<HttpReply()>& make) { promise.set_value(make()); });
-    return promise.get_future().get();
+                   [&](std::function<HttpReply()> make) { promise.set_value(std::move(make)); });
+    const std::function<HttpReply()> make = promise.get_future().get();
+    return make();
   }
 
   void expect_status(unsigned status, const std::string& method, const std::string& target,

@@ -140,6 +140,8 @@ std::unique_ptr<ikbo_result> run(ikbo_session& session, const ikbo_request* give
   const runtime::Manifest& manifest = session.model->manifest();
   std::vector<runtime::Request> requests;
   std::vector<const runtime::Request*> pointers;
+  requests.reserve(count);
+  pointers.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     requests.push_back(request_of(given[i]));
     runtime::check_request(manifest, requests.back());

@@ -118,9 +118,12 @@ class ModelRepositoryTest : public ::testing::Test {
   std::future<Batcher::Outcome> submit(const ServedModels::Handle& model) {
     auto promise = std::make_shared<std::promise<Batcher::Outcome>>();
     auto future = promise->get_future();
-    model->submit(
-        make_request(1, 2, 1),
-        [model, promise](Batcher::Outcome outcome) { promise->set_value(std::move(outcome)); }, {});
+    model->submit(make_request(1, 2, 1),
+                  [model = ServedModels::Handle(model), promise](Batcher::Outcome outcome) mutable {
+                    model.reset();  // the test may end with the answer, and Background with it
+                    promise->set_value(std::move(outcome));
+                  },
+                  {});
     return future;
   }
 

@@ -303,6 +303,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--reload-every", type=float, default=30, metavar="SECONDS")
     parser.add_argument("--server", type=Path, default=REPOSITORY / "build/cpu/bin/ikbo-server")
     parser.add_argument("--flag", action="append", default=[], help="another one for the server")
+    parser.add_argument(
+        "--memory-change", type=float, default=MAX_MEMORY_CHANGE, help="share that is allowed"
+    )
     parser.add_argument("--results", action="store_true", help="write bench/results/soak-cpu.json")
     options = parser.parse_args(arguments)
     if options.seconds < 5 * options.reload_every:
@@ -336,7 +339,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     print(json.dumps(row))
     is_good = not (counts.wrong or counts.lost or counts.failed_reloads)
-    is_good = is_good and counts.reloads > 0 and abs(change) <= MAX_MEMORY_CHANGE
+    is_good = is_good and counts.reloads > 0 and abs(change) <= options.memory_change
     if options.results and is_good:
         write_results("soak", [row], sources=SOURCES)
     return 0 if is_good else 1

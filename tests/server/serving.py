@@ -81,6 +81,19 @@ def make_inputs(num_users: int, num_candidates: int, seed: int) -> Arrays:
     }
 
 
+def make_mixed_inputs() -> Arrays:
+    """Inputs of the transformed model: 3 users of uneven histories, 70 candidates."""
+    rng = np.random.default_rng(9)
+    return {
+        "user_id": np.array([7, 3, 9]),
+        "history": rng.integers(0, 200, (3, 12)),
+        "history_length": np.array([12, 1, 5]),
+        "item_id": rng.integers(0, 200, 70),
+        "price": rng.random((70, 4), dtype=np.float32),
+        "cand_to_user": rng.integers(0, 3, 70).astype(np.int32),
+    }
+
+
 def eager(module: nn.Module, inputs: Arrays) -> Arrays:
     """What the module itself answers."""
     with torch.no_grad():

@@ -24,6 +24,7 @@ from tests.server.serving import (
     Arrays,
     Server,
     make_inputs,
+    make_mixed_inputs,
     running,
 )
 
@@ -101,15 +102,7 @@ def assert_histogram(family: Metric, labels: dict[str, str], count: int, total) 
 
 
 def test_saved_work_is_the_specs(transformed: TransformedModule, transformed_package: Path) -> None:
-    rng = np.random.default_rng(9)
-    inputs = {
-        "user_id": np.array([7, 3, 9]),
-        "history": rng.integers(0, 200, (3, 12)),
-        "history_length": np.array([12, 1, 5]),
-        "item_id": rng.integers(0, 200, 70),
-        "price": rng.random((70, 4), dtype=np.float32),
-        "cand_to_user": rng.integers(0, 3, 70).astype(np.int32),
-    }
+    inputs = make_mixed_inputs()
     with running([transformed_package]) as server:
         ask(server, "model", inputs)
         ask(server, "model", inputs)

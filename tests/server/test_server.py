@@ -30,6 +30,7 @@ from tests.server.serving import (
     Server,
     eager,
     make_inputs,
+    make_mixed_inputs,
     running,
     server_path,
 )
@@ -125,24 +126,13 @@ def test_a_model_of_candidates_alone(client, plain: Served) -> None:
 
 
 def test_a_transformed_model(transformed: TransformedModule, transformed_package: Path) -> None:
-    rng = np.random.default_rng(9)
-    inputs = {
-        "user_id": np.array([7, 3, 9]),
-        "history": rng.integers(0, 200, (3, 12)),
-        "history_length": np.array([12, 1, 5]),
-        "item_id": rng.integers(0, 200, 70),
-        "price": rng.random((70, 4), dtype=np.float32),
-    }
-    cand_to_user = rng.integers(0, 3, 70).astype(np.int32)
+    inputs = make_mixed_inputs()
     with running([transformed_package]) as server:
         client = triton.InferenceServerClient(server.address)
-        result = client.infer("model", infer_inputs(inputs | {"cand_to_user": cand_to_user}))
+        result = client.infer("model", infer_inputs(inputs))
         client.close()
     with torch.no_grad():
-        expected = transformed(
-            **{name: torch.from_numpy(x) for name, x in inputs.items()},
-            cand_to_user=torch.from_numpy(cand_to_user),
-        )
+        expected = transformed(**{name: torch.from_numpy(x) for name, x in inputs.items()})
     for name in ("click", "like"):
         np.testing.assert_allclose(result.as_numpy(name), expected[name], rtol=1e-4, atol=1e-5)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.server.serving import WIRE_NAMES, Arrays, Server, running
-from tests.transform.browser import PROGRAM, Page
+from tests.transform import browser
+from tests.transform.browser import Page
 
 CHARTS = 9
 
@@ -69,27 +69,9 @@ def traffic(server: Server) -> Iterator[None]:
 
 def visit(server: Server, folder: Path, *flags: str) -> Page:
     """The page after twelve seconds of its own time."""
-    assert PROGRAM is not None
-    done = subprocess.run(
-        [
-            PROGRAM,
-            "--headless",
-            "--no-sandbox",  # refuses to run as root otherwise
-            "--disable-gpu",
-            f"--user-data-dir={folder / 'profile'}",
-            "--enable-logging=stderr",
-            "--window-size=1600,1000",
-            "--virtual-time-budget=12000",
-            *flags,
-            "--dump-dom",
-            f"http://{server.address}/",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Page(done.stdout, re.findall(r"CONSOLE[:(]\d+\)?\] (.*)", done.stderr))
+    url = f"http://{server.address}/"
+    seen = ("--window-size=1600,1000", "--virtual-time-budget=12000")
+    return browser.visit(url, folder, *seen, *flags)
 
 
 def lines_of(page: Page) -> dict[str, list[tuple[float, float]]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless browser that opens a page from a file: what it shows, and what it complains about."""
+"""A headless browser that opens a page: what it shows, and what it complains about."""
 
 from __future__ import annotations
 
@@ -39,10 +39,15 @@ class Page:
 
 
 def open_page(html: str, folder: Path, script: str = "") -> Page:
-    """Opens a page; `script` runs in it after its own scripts."""
-    assert PROGRAM is not None
+    """Opens a page from a file; `script` runs in it after its own scripts."""
     path = folder / "page.html"
     path.write_text(html.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    return visit(path.as_uri(), folder, "--window-size=1600,1200")
+
+
+def visit(url: str, folder: Path, *flags: str) -> Page:
+    """Opens what is at `url`; the browser keeps its profile in `folder`."""
+    assert PROGRAM is not None
     done = subprocess.run(
         [
             PROGRAM,
@@ -51,14 +56,13 @@ def open_page(html: str, folder: Path, script: str = "") -> Page:
             "--disable-gpu",
             f"--user-data-dir={folder / 'profile'}",
             "--enable-logging=stderr",
-            "--window-size=1600,1200",
+            *flags,
             "--dump-dom",
-            path.as_uri(),
+            url,
         ],
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    console = re.findall(r"CONSOLE[:(]\d+\)?\] (.*)", done.stderr)
-    return Page(done.stdout, console)
+    return Page(done.stdout, re.findall(r"CONSOLE[:(]\d+\)?\] (.*)", done.stderr))

@@ -155,9 +155,14 @@ class TileListener {
   // Its user stays unknown.
   __device__ __forceinline__ bool take(TileAt& at) {
     device::mbarrier_wait(cta_.full_tile(ring_.slot), ring_.phase);
-    const uint4 tile = device::load_shared(cta_.announced(ring_.slot));
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) device::mbarrier_arrive(cta_.empty_tile(ring_.slot));
+    // Who frees the slot is who reads it: the others hear of it.
+    uint4 tile{};
+    if (threadIdx.x % 32 == 0) {
+      tile = device::load_shared(cta_.announced(ring_.slot));
+      device::mbarrier_arrive(cta_.empty_tile(ring_.slot));
+    }
+    tile = {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0),
+            __shfl_sync(~0u, tile.z, 0), __shfl_sync(~0u, tile.w, 0)};
     ring_.advance();
     at.tile.first_cand = static_cast<int>(tile.x);
     at.tile.first_column = static_cast<int>(tile.y);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ikbo::bmm``: typed call, fake and backward formula. Schema and checks are in C++."""
 
+import math
 from typing import Any
 
 import torch
@@ -74,11 +75,11 @@ def _bmm_fake(
 def _bmm_user_grad(left: Tensor, right: Tensor, cand_to_user: Tensor, num_users: int) -> Tensor:
     """``out[u] = sum over the candidates b of u of left[b] @ right[b]``, zeros where there is none.
 
-    Works on ``num_users`` candidates at a time, so that the products never take more than the
-    result. An operator, so that a compiled training step does not unroll the loop.
+    Works on a sixteenth of the candidates at a time, or on ``num_users`` if that is more. An
+    operator, so that a compiled training step does not unroll the loop.
     """
     total = left.new_zeros(num_users, left.size(1), right.size(2))
-    block = max(1, num_users)
+    block = max(1, num_users, math.ceil(left.size(0) / 16))
     for begin in range(0, left.size(0), block):
         end = begin + block
         total += segment_sum(left[begin:end] @ right[begin:end], cand_to_user[begin:end], num_users)

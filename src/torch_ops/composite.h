@@ -13,8 +13,9 @@ namespace ikbo::composite {
 
 using torch::stable::Tensor;
 
-// At most this many blocks per call, or U candidates to a block if that is fewer blocks.
-inline constexpr int64_t kMaxBlocks = 64;
+// At most this many blocks per call, or U candidates to a block if that is fewer blocks. Each is
+// dozens of launches on a GPU, and takes its share of the replicated tensor.
+inline constexpr int64_t kMaxBlocks = 16;
 
 // Candidates per block for operators that gather user data of a block of candidates at a time.
 int64_t block_size(int64_t num_users, int64_t num_candidates);

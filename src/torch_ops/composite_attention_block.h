@@ -221,14 +221,14 @@ struct Block {
 template <typename Body>
 void for_each_block(const ops::AttentionArgs& args, const Facts& facts, const Body& body) {
   const int64_t num_candidates = args.q.size(0);
-  // As many as k holds histories of S keys; of a history's own S rows, as few as may be.
-  int64_t num_histories = args.num_users();
-  if (args.is_packed()) {
-    num_histories = args.k.size(0) / std::max<int64_t>(1, facts.num_keys);
-  } else if (args.queries != ops::Queries::kCandidates) {
-    num_histories = 0;
-  }
-  const int64_t block = block_size(num_histories, num_candidates);
+  // As many as k holds histories of S keys.
+  const int64_t num_histories =
+      args.is_packed() ? args.k.size(0) / std::max<int64_t>(1, facts.num_keys) : args.num_users();
+  // A history's own S rows have S x S scores.
+  constexpr int64_t kMaxOwnBlocks = 64;
+  const int64_t block = args.queries == ops::Queries::kCandidates
+                            ? block_size(num_histories, num_candidates)
+                            : (num_candidates + kMaxOwnBlocks - 1) / kMaxOwnBlocks;
   for (int64_t begin = 0; begin < num_candidates; begin += block) {
     body(begin, std::min(block, num_candidates - begin));
   }

@@ -91,7 +91,7 @@ def test_nothing_is_replicated(this: Case, runs: dict[str, Any]) -> None:
     assert run["forward"]
     assert bool(run["backward"]) == (this.dtype == "fp64")
     for operator, sizes in run["forward"] + run["backward"]:
-        # A block of candidates takes U of them, or B / 64.
+        # A block of candidates takes U of them, or B / 16.
         assert math.prod(sizes) * 4 <= replicated_elements(this), f"{operator} made {sizes}"
 
 

@@ -13,8 +13,9 @@ replicated_compile     the same by `torch.compile`
 net_split_aoti         split by hand: user side once, its results repeated; such a package
 public_pieces_compile  decomposed by hand into PyTorch's operators, by `torch.compile`; late_ranking
 
-All have the same weights, ranges and Inductor options, and take turns in one process; on a GPU
-with a cold L2, and once more as CUDA graphs (`replayed`). Each is first compared with the
+All have the same weights, ranges and Inductor options, and take turns in one process. On the CPU
+each package is loaded several times, since where weights lie decides some per cent; on a GPU they
+run with a cold L2, and once more as CUDA graphs (`replayed`). Each is first compared with the
 unmodified net in fp32.
 `floor` is what the products of the transformed net take at the rates that the device reaches in
 this run (FLOPs, bytes, and on a GPU the launch of a kernel, the largest of the three for each
@@ -58,6 +59,7 @@ RATIOS = (10, 70, 500)
 TRAINING_RATIOS = (10, 70)
 PACKAGED = (*forms.OURS, *forms.PEERS)
 CHECKED_ROWS = 48
+CPU_COPIES = 5
 # What packages are made of: the nets, and the Python that compiles them.
 _FORMS = ["examples/nets/*.py", "python/ikbo/*.py", "python/ikbo/nn/*.py"]
 _PASS = ["python/ikbo/transform/**/*.py"]
@@ -177,7 +179,8 @@ def build_all(
 
 Batch = tuple[Inputs, Inputs, Tensor]
 Call = Callable[[Batch], Tensor]
-Contestant = Callable[[], Tensor] | str  # a string says why it does not run
+# Copies of one, of which a GPU has one; a string says why it does not run.
+Contestant = Sequence[Callable[[], Tensor]] | str
 
 
 def compiled(device: Device, net: str, contestant: str) -> Call:
@@ -244,11 +247,13 @@ class Measured:
     """
 
     def __init__(self, device: Device, net: str, failed: Mapping[str, str]) -> None:
-        self.calls: dict[str, Call | str] = {}
+        copies = 1 if device.is_gpu else CPU_COPIES
+        self.calls: dict[str, list[Call] | str] = {}
         for name in PACKAGED:
-            self.calls[name] = failed.get(name) or loaded(path_of(device, net, name))
+            path = path_of(device, net, name)
+            self.calls[name] = failed.get(name) or [loaded(path) for _ in range(copies)]
         for name in forms.compiled_forms(net):
-            self.calls[name] = failed.get(name) or compiled(device, net, name)
+            self.calls[name] = failed.get(name) or [compiled(device, net, name)]
         self.exact = forms.plain_net(net, device.config(net), torch.float32, device.name)
         manifest = read_manifest(path_of(device, net, "ours"))
         self.spec = Spec.from_json(json.dumps(manifest.spec))
@@ -265,8 +270,8 @@ class Measured:
     def row(self, case: Case) -> dict[str, Any]:
         inputs = case.inputs()
         contestants = {
-            name: call if isinstance(call, str) else partial(call, inputs)
-            for name, call in self.calls.items()
+            name: calls if isinstance(calls, str) else [partial(call, inputs) for call in calls]
+            for name, calls in self.calls.items()
         }
         times, replayed = timed(case.device, contestants, self.reference(inputs))
         sizes = (case.num_users, case.num_candidates)
@@ -290,13 +295,17 @@ def timed(
         return out[: len(reference)]
 
     if device.is_gpu:
-        running = bench_cuda.checked(contestants, reference, few)
+        single = {
+            name: calls if isinstance(calls, str) else calls[0]
+            for name, calls in contestants.items()
+        }
+        running = bench_cuda.checked(single, reference, few)
         times = bench_cuda.timed(running)
         return times, bench_cuda.timed(bench_cuda.replayed(running))
-    reasons = {name: call for name, call in contestants.items() if isinstance(call, str)}
-    running = {name: call for name, call in contestants.items() if not isinstance(call, str)}
-    for name, call in running.items():
-        error = float((few(call()) - reference).norm() / reference.norm())
+    reasons = {name: calls for name, calls in contestants.items() if isinstance(calls, str)}
+    running = {name: calls for name, calls in contestants.items() if not isinstance(calls, str)}
+    for name, calls in running.items():
+        error = float((few(calls[0]()) - reference).norm() / reference.norm())
         assert error < 1e-4, f"{name}: relative error {error:.3g}"
     return in_turn(running, rounds=41, min_rounds=7, seconds=40.0) | reasons, {}
 

@@ -3,15 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ikbo.testing.bench import interleaved
 
+Call = Callable[[], object]
+
 _WARM_UP = "warm-up of "
 
 
-def in_turn(contestants: Mapping[str, Callable[[], object]], **limits: Any) -> dict[str, float]:
+class _Copies:
+    """One contestant: the next of its copies, untimed, then the same one timed."""
+
+    def __init__(self, copies: Sequence[Call]) -> None:
+        self.turns = itertools.cycle(copies)
+        self.now = copies[0]
+
+    def warm_up(self) -> None:
+        self.now = next(self.turns)
+        self.now()
+
+    def timed(self) -> None:
+        self.now()
+
+
+def in_turn(contestants: Mapping[str, Call | Sequence[Call]], **limits: Any) -> dict[str, float]:
     """`interleaved`, each timed call right behind an untimed one of the same contestant.
 
     glibc gives freed memory back to the system once enough of it lies at the end of its heap: a
@@ -19,12 +37,16 @@ def in_turn(contestants: Mapping[str, Callable[[], object]], **limits: Any) -> d
     A server runs one model again and again.
 
     Args:
-        contestants: as `interleaved` takes them.
-        limits: the same.
+        contestants: as `interleaved` takes them; or copies of one, which take turns: where a
+            model's weights come to lie in memory is chance, and decides some per cent of its time.
+        limits: as `interleaved` takes them.
 
     Returns:
         Name to median, in milliseconds.
     """
-    calls = {k: call for name, call in contestants.items() for k in (_WARM_UP + name, name)}
+    calls: dict[str, Call] = {}
+    for name, given in contestants.items():
+        copies = _Copies([given] if callable(given) else given)
+        calls |= {_WARM_UP + name: copies.warm_up, name: copies.timed}
     times = interleaved(calls, **limits)
     return {name: times[name] for name in contestants}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ikbo._arguments import REFUSED, check
-from ikbo._autograd import Grads, register, segment_sum, wide
+from ikbo._autograd import Grads, in_sum_type, register, segment_sum
 from ikbo._fakes import sizes_by_letter
 
 
@@ -104,9 +104,9 @@ def _bmm_backward(ctx: Any, grad: Tensor) -> Grads:
     needs_a, needs_b, *_ = ctx.needs_input_grad
     grad_a = grad_b = None
     if needs_a:
-        b = wide(b_cand)
+        b = in_sum_type(b_cand)
         total = _bmm_user_grad(
-            wide(grad), b if ctx.transpose_b else b.mT, cand_to_user, a_user.size(0)
+            in_sum_type(grad), b if ctx.transpose_b else b.mT, cand_to_user, a_user.size(0)
         )
         grad_a = (total.mT if ctx.transpose_a else total).to(grad.dtype)
     if needs_b:

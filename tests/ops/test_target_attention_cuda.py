@@ -191,6 +191,82 @@ def test_gradients_are_those_on_the_cpu(dtype: str, masks: dict[str, bool]) -> N
         assert (ours[name] - expected[name]).norm() <= bound * expected[name].norm(), name
 
 
+BACKWARD = [
+    small(dtype, D=d, S=s, Q=q, **masks)
+    for dtype in ("fp16", "bf16")
+    for masks in ({}, LENGTHS)
+    for d, s, q in ((64, 37, 2), (128, 300, 1), (96, 129, 8), (40, 1, 64), (8, 64, 3))
+] + [
+    small("bf16", U=3, B=400, S=200, D=128, Q=3, **LENGTHS),
+    small("fp16", U=40, B=47, S=70, D=32, index="gaps"),
+    small("fp16", U=1, B=1, S=1, Q=1, H=1, H_kv=1, D=64),
+]
+
+
+def gradients_on_gpu(inputs: Inputs, seed: int = 0) -> tuple[Tensor, ...]:
+    """Of q, k and v, for random gradients of out and of the log-sum-exps that are finite."""
+    leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
+    out, lse = ikbo.target_attention(*leaves, **{n: v for n, v in inputs.items() if n not in "qkv"})
+    generator = torch.Generator().manual_seed(seed)
+    grads = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in (out, lse)]
+    moved = [g.to(t.device, t.dtype) for g, t in zip(grads, (out, lse), strict=True)]
+    return torch.autograd.grad([out, lse], leaves, moved)
+
+
+@pytest.mark.parametrize("this", BACKWARD, ids=lambda c: c.id)
+def test_backward_kernel(this: Case) -> None:
+    """Near the gradients in fp64, of keys that count for nobody 0 although they hold NaN."""
+    inputs = on_gpu(this)
+    with traced_kernels() as launches:
+        ours = gradients_on_gpu(inputs)
+    width = next(d for d in (32, 64, 128) if this.size("D") <= d)
+    kernel = f"target_attention_backward_mma<head_dim={width}>"
+    assert launches[1:] == [("_target_attention_backward", kernel)]
+    wide = {n: v.cpu().double() if v.is_floating_point() else v.cpu() for n, v in inputs.items()}
+    eps = torch.finfo(DTYPES[this.dtype]).eps
+    for name, got, want in zip("qkv", ours, gradients_on_gpu(wide), strict=True):
+        assert torch.isfinite(got).all(), name
+        assert (got.cpu() - want).norm() <= 4 * eps * want.norm(), name
+        # No user's and no head's part is lost in the whole.
+        parts = (got.cpu() - want).flatten(1).norm(dim=1) - 16 * eps * want.flatten(1).norm(dim=1)
+        assert parts.max() <= eps * want.norm() / len(want) ** 0.5, name
+
+
+def test_backward_is_the_same_each_time() -> None:
+    inputs = on_gpu(small("bf16", U=3, B=400, S=200, D=64, Q=3, **LENGTHS))
+    first = gradients_on_gpu(inputs)
+    for _ in range(20):
+        assert all(map(torch.equal, first, gradients_on_gpu(inputs)))
+
+
+def test_backward_takes_operands_of_any_place() -> None:
+    inputs = on_gpu(small("fp16", D=64, S=90))
+    out, lse = ikbo.target_attention(**inputs)
+    operands = [torch.randn_like(out), torch.randn_like(lse), *(inputs[n] for n in ("q", "k", "v"))]
+    backward = torch.ops.ikbo._target_attention_backward.default
+    others = (inputs["cand_to_user"], None, None, None, None, out, lse)
+
+    def moved(tensor: Tensor) -> Tensor:
+        """One element away from where the copies of 16 bytes may begin, transposed in memory."""
+        room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:]
+        return room.view(tensor.mT.shape).mT.copy_(tensor)
+
+    def shifted(tensor: Tensor) -> Tensor:
+        room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:]
+        return room.view(tensor.shape).copy_(tensor)
+
+    expected = backward(*operands, *others)
+    for place in (moved, shifted):
+        assert all(map(torch.equal, expected, backward(*map(place, operands), *others)))
+
+
+@pytest.mark.parametrize("change", [{"user_mask": True}, {"D": 136}, {"D": 30}], ids=str)
+def test_backward_that_no_kernel_takes_is_composed(change: dict[str, int]) -> None:
+    with traced_kernels() as launches:
+        gradients_on_gpu(on_gpu(small("fp16", **{"D": 64, **change})))
+    assert launches[-1] == ("_target_attention_backward", "composite")
+
+
 @pytest.mark.parametrize(
     "this", [small("fp16", D=64, **LENGTHS), small("fp32", D=30, **ALL_MASKS)], ids=lambda c: c.id
 )

@@ -132,10 +132,6 @@ void launch_all(const Args& args, const TargetAttentionParams& p,
 }  // namespace
 }  // namespace target_attention_backward_impl
 
-std::size_t target_attention_backward_workspace_bytes(const TargetAttentionParams& params) {
-  return target_attention_backward_impl::make_workspace_layout(params).total_bytes;
-}
-
 void target_attention_backward(const TargetAttentionGradParams& params,
                                const TargetAttentionBackwardConfig& config,
                                const std::int64_t* order, void* workspace, Stream stream) {

@@ -35,4 +35,8 @@ TargetAttentionBackwardConfig select_target_attention_backward_config(
   return {};
 }
 
+std::size_t target_attention_backward_workspace_bytes(const TargetAttentionParams& params) {
+  return target_attention_backward_impl::make_workspace_layout(params).total_bytes;
+}
+
 }  // namespace ikbo

@@ -106,12 +106,12 @@ def package(
         forms, ranges = {TRANSFORMED: exported}, bound_values(exported)
         if served.replicated is not None:
             report("exporting the replicated form, and both in one")
-            replicated = _export(served, served.replicated)
-            forms[REPLICATED] = _inductor.lowered(replicated, served.device)
-            ranges = both_ranges(ranges, bound_values(forms[REPLICATED]))
+            replicated = _inductor.lowered(_export(served, served.replicated), served.device)
+            forms[REPLICATED] = replicated
+            ranges = both_ranges(ranges, bound_values(replicated))
             user = list(served.roles.values()).index(USER)
-            both = BothForms(exported, forms[REPLICATED], served.variants, user)
-            exported = _export(served, both)
+            both = BothForms(exported, replicated, served.variants, user)
+            exported = _export(served, both) if both.has_choice else replicated
         report("computing the replay cases")
         cases = _replay.make_cases(served, forms, tolerance)
     manifest = Manifest(

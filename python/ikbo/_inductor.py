@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one module that touches TorchInductor: how ikbo operators become code inside a package.
+"""How ikbo operators become code inside a package.
+
+This module and `_inductor_branches` alone touch TorchInductor.
 
 | operator | in a package |
 |---|---|
@@ -31,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,9 +45,11 @@ from ikbo._inductor_branches import branches_as_programs, has_branches
 from ikbo._layers import with_epilogues, with_one_product
 from ikbo.reference import ACTIVATIONS
 
-# Versions of torch whose private interfaces were tested: the lowering registry, in whose place an
-# opaque identity operator stands on any other, and what branches need (`_inductor_branches`).
-_TESTED_VERSIONS = ("2.11", "2.15")
+# Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
+# other one the opaque identity operator takes its place.
+_LOWERING_VERSIONS = ("2.11", "2.15")
+# Those tested with `branches_as_programs`. On any other one branches are compiled as torch does it.
+_BRANCH_VERSIONS = ("2.11",)
 
 # Where GEMMs, gather and add are faster than our kernel: operator and device to element types.
 # Measured in bench/results: ops-cpu.json, linear-h200.json, generic-h200.json.
@@ -58,9 +62,9 @@ _IN_PARTS = {
 _LONG, _WIDE = 4096, 1024
 
 
-def _is_tested() -> bool:
-    """Whether private interfaces of this torch may be used."""
-    return ".".join(torch.__version__.split(".")[:2]) in _TESTED_VERSIONS
+def _is_one_of(versions: Sequence[str]) -> bool:
+    """Whether this torch is of one of the minor versions."""
+    return ".".join(torch.__version__.split(".")[:2]) in versions
 
 
 def compile_options(device: str) -> dict[str, Any]:
@@ -90,10 +94,11 @@ def compile_to(program: ExportedProgram, file: Any, options: dict[str, Any]) -> 
     # under the options then in force. Without libtorch that program does not load, and all packages
     # of this machine would be scalar code.
     valid_vec_isa_list()
-    branches = contextlib.nullcontext()
-    if has_branches(program) and _is_tested():
-        branches = branches_as_programs()
-    with _torch_on_library_path(), branches, torch.no_grad():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_torch_on_library_path())
+        if has_branches(program) and _is_one_of(_BRANCH_VERSIONS):
+            stack.enter_context(branches_as_programs())
+        stack.enter_context(torch.no_grad())
         torch._inductor.aoti_compile_and_package(
             program, package_path=file, inductor_configs=options
         )
@@ -162,7 +167,7 @@ def keep_users_apart(program: ExportedProgram) -> ExportedProgram:
 @functools.cache
 def register_expand_lowering() -> bool:
     """Teaches Inductor `ikbo::expand`, once per process. False where this torch is untested."""
-    if not _is_tested():
+    if not _is_one_of(_LOWERING_VERSIONS):
         return False
     from torch._inductor.ir import Pointwise
     from torch._inductor.lowering import register_lowering

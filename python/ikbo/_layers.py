@@ -17,7 +17,8 @@ weight of a product of two matrices is packed for oneDNN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def with_epilogues(program: ExportedProgram) -> ExportedProgram:
     for relu in program.graph.find_nodes(op="call_function", target=aten.relu.default):
         layer = relu.args[0]
         if _may_have_epilogue(layer):
-            _replace(program, relu, lambda call, layer=layer: _activated(call, *layer.args))
+            _replace(program, relu, partial(_activated, operands=layer.args))
             program.graph.erase_node(layer)
     program.graph_module.recompile()
     return program
@@ -51,7 +52,7 @@ def with_one_product(program: ExportedProgram) -> ExportedProgram:
     for layer in program.graph.find_nodes(op="call_function", target=aten.linear.default):
         x = layer.args[0].meta["val"]
         if _has_fixed_row(x) and x.dim() > 2 and not x.is_contiguous():
-            _replace(program, layer, lambda call, layer=layer: _copied(call, *layer.args))
+            _replace(program, layer, partial(_copied, operands=layer.args))
     program.graph_module.recompile()
     return program
 
@@ -94,14 +95,16 @@ def _replace(program: ExportedProgram, node: Node, write: Callable[[Call], Node]
     graph.erase_node(node)
 
 
-def _activated(call: Call, x: Node, weight: Node, bias: Node) -> Node:
+def _activated(call: Call, operands: Sequence[Node]) -> Node:
+    x, weight, bias = operands
     row = x.meta["val"].shape[1:]
     flat = x if len(row) == 1 else call(aten.view.default, x, [-1, row[-1]])
     out = call(aten._addmm_activation.default, bias, flat, call(aten.t.default, weight))
     return out if len(row) == 1 else _unflattened(call, out, row)
 
 
-def _copied(call: Call, x: Node, *weight_and_bias: Node) -> Node:
+def _copied(call: Call, operands: Sequence[Node]) -> Node:
+    x, *weight_and_bias = operands
     row = x.meta["val"].shape[1:]
     copy = call(aten.clone.default, x, memory_format=torch.contiguous_format)
     flat = call(aten.view.default, copy, [-1, row[-1]])

@@ -133,8 +133,8 @@ IMPORT_RULES = (
     ImportRule(
         "python/ikbo",
         r"torch\._inductor\.(lowering|ir|virtualized|graph|scheduler)\b.*",
-        "Inductor's private interfaces have one adapter",
-        ("python/ikbo/_inductor.py",),
+        "Inductor's private interfaces have one adapter, in two files",
+        ("python/ikbo/_inductor.py", "python/ikbo/_inductor_branches.py"),
     ),
     ImportRule("python/ikbo/transform/rules", r"torch\.fx\b.*", "rules know forms, not graphs"),
     ImportRule("python/ikbo", r"(tests|bench|examples|tools)\b.*", "the package stands alone"),

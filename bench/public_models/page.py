@@ -127,7 +127,10 @@ def _packages(rows: Sequence[Mapping[str, Any]]) -> str:
     if not lines:
         return ""
     head = ["model", *_RATIOS]
-    title = "## As packages\n\nThe same, both models compiled ahead of time by AOTInductor.\n"
+    title = (
+        "## As packages\n\nThe same, both models compiled ahead of time by AOTInductor; ours holds "
+        "[both forms](package.md#variants).\n"
+    )
     return f"{title}\n{_table(head, lines)}\n"
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one module that touches TorchInductor: how ikbo operators become code inside a package.
+"""How ikbo operators become code inside a package.
+
+This module and `_inductor_branches` alone touch TorchInductor.
 
 | operator | in a package |
 |---|---|
@@ -30,9 +32,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,11 +41,15 @@ from torch import Tensor, nn
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
 
+from ikbo._inductor_branches import branches_as_programs, has_branches
+from ikbo._layers import with_epilogues, with_one_product
 from ikbo.reference import ACTIVATIONS
 
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
 # other one the opaque identity operator takes its place.
 _LOWERING_VERSIONS = ("2.11", "2.15")
+# Those tested with `branches_as_programs`. On any other one branches are compiled as torch does it.
+_BRANCH_VERSIONS = ("2.11",)
 
 # Where GEMMs, gather and add are faster than our kernel: operator and device to element types.
 # Measured in bench/results: ops-cpu.json, linear-h200.json, generic-h200.json.
@@ -55,6 +60,11 @@ _IN_PARTS = {
 }
 # On a GPU in 16 bits, `linear` with as many columns and rows of `w_cand`, too: linear-h200.json.
 _LONG, _WIDE = 4096, 1024
+
+
+def _is_one_of(versions: Sequence[str]) -> bool:
+    """Whether this torch is of one of the minor versions."""
+    return ".".join(torch.__version__.split(".")[:2]) in versions
 
 
 def compile_options(device: str) -> dict[str, Any]:
@@ -84,47 +94,14 @@ def compile_to(program: ExportedProgram, file: Any, options: dict[str, Any]) -> 
     # under the options then in force. Without libtorch that program does not load, and all packages
     # of this machine would be scalar code.
     valid_vec_isa_list()
-    with _torch_on_library_path(), _reuse_of_buffers_in_branches(program), torch.no_grad():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_torch_on_library_path())
+        if has_branches(program) and _is_one_of(_BRANCH_VERSIONS):
+            stack.enter_context(branches_as_programs())
+        stack.enter_context(torch.no_grad())
         torch._inductor.aoti_compile_and_package(
             program, package_path=file, inductor_configs=options
         )
-
-
-class _AnyReuse:
-    """In the place of Inductor's estimate: no reuse of a buffer exceeds the memory's peak."""
-
-    overall_peak_memory = math.inf
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def peak_between(self, *_: Any) -> int:
-        return 0
-
-    def update_peak_between(self, *_: Any) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def _reuse_of_buffers_in_branches(program: ExportedProgram) -> Iterator[None]:
-    """Lets Inductor reuse buffers in a program with branches (torch.cond).
-
-    Inductor (torch 2.11.0) asks before each reuse what the memory's peak is meanwhile. It looks up
-    the steps of a branch among those of the program around it, which may have fewer.
-    """
-    from torch._inductor.codegen import wrapper
-
-    targets = (node.target for node in program.graph.nodes)
-    has_branches = any(isinstance(t, torch._ops.HigherOrderOperator) for t in targets)
-    before = getattr(wrapper, "EfficientPeakEstimate", None)
-    if not has_branches or before is None:
-        yield
-        return
-    wrapper.EfficientPeakEstimate = _AnyReuse
-    try:
-        yield
-    finally:
-        wrapper.EfficientPeakEstimate = before
 
 
 @contextlib.contextmanager
@@ -149,6 +126,13 @@ def own_storage(program: ExportedProgram) -> None:
             if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
                 own = value.detach().clone()
                 tensors[name] = nn.Parameter(own, False) if isinstance(value, nn.Parameter) else own
+
+
+def lowered(program: ExportedProgram, device: torch.device) -> ExportedProgram:
+    """The program as Inductor is given it for a package on `device`."""
+    program = keep_users_apart(lower_operators(program))
+    write = {"cpu": with_one_product, "cuda": with_epilogues}.get(device.type)
+    return write(program) if write else program
 
 
 def lower_operators(program: ExportedProgram) -> ExportedProgram:
@@ -183,7 +167,7 @@ def keep_users_apart(program: ExportedProgram) -> ExportedProgram:
 @functools.cache
 def register_expand_lowering() -> bool:
     """Teaches Inductor `ikbo::expand`, once per process. False where this torch is untested."""
-    if ".".join(torch.__version__.split(".")[:2]) not in _LOWERING_VERSIONS:
+    if not _is_one_of(_LOWERING_VERSIONS):
         return False
     from torch._inductor.ir import Pointwise
     from torch._inductor.lowering import register_lowering

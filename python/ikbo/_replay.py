@@ -46,7 +46,11 @@ def make_cases(
         drawn.append((name, num_users, cand_to_user.numel(), inputs, served.module(*inputs)))
     outputs = [x for *_, expected in drawn for x in expected]
     rtol = tolerance_of(served, outputs) if tolerance is None else tolerance
-    scales = [float(x.abs().max()) for x in outputs if x.is_floating_point()]
+    scales = [
+        max(float(x.abs().max()) for x in cases)
+        for cases in zip(*(expected for *_, expected in drawn), strict=True)
+        if cases[0].is_floating_point()
+    ]
     atol = rtol * min(scales, default=0.0)
     return tuple(
         Case(

@@ -14,7 +14,6 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from ikbo import _inductor, _replay
-from ikbo._epilogues import with_epilogues
 from ikbo._kernels import ops_of
 from ikbo._manifest import (
     CANDIDATE,
@@ -103,16 +102,16 @@ def package(
     with torch.no_grad():
         report("exporting with batches U and B")
         program = _export(served, served.module)
-        exported = _lowered(program, served.device)
+        exported = _inductor.lowered(program, served.device)
         forms, ranges = {TRANSFORMED: exported}, bound_values(exported)
         if served.replicated is not None:
             report("exporting the replicated form, and both in one")
-            replicated = _export(served, served.replicated)
-            forms[REPLICATED] = _lowered(replicated, served.device)
-            ranges = both_ranges(ranges, bound_values(forms[REPLICATED]))
+            replicated = _inductor.lowered(_export(served, served.replicated), served.device)
+            forms[REPLICATED] = replicated
+            ranges = both_ranges(ranges, bound_values(replicated))
             user = list(served.roles.values()).index(USER)
-            both = BothForms(exported, forms[REPLICATED], served.variants, user)
-            exported = _export(served, both)
+            both = BothForms(exported, replicated, served.variants, user)
+            exported = _export(served, both) if both.has_choice else replicated
         report("computing the replay cases")
         cases = _replay.make_cases(served, forms, tolerance)
     manifest = Manifest(
@@ -197,11 +196,6 @@ def _served(
             "which knows its own"
         )
     return from_transformed(module, max_users, max_candidates, both_forms)
-
-
-def _lowered(program: ExportedProgram, device: torch.device) -> ExportedProgram:
-    lowered = _inductor.keep_users_apart(_inductor.lower_operators(program))
-    return with_epilogues(lowered) if device.type == "cuda" else lowered
 
 
 def _export(served: ServedModel, module: nn.Module) -> ExportedProgram:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,17 +26,19 @@ PAYS_FROM = ((1, 3), (4, 9))
 class Ranker(nn.Module):
     """A large table that both forms read, a layer whose weight one of them slices.
 
-    Layers of one width, so that a branch uses a buffer again some steps after it was free.
+    A layer that runs at U in one form and at B in the other. Layers of one width, so that a branch
+    uses a buffer again some steps after it was free.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(ROWS, TABLE)
         self.layers = nn.ModuleList(nn.Linear(width, 16) for width in (TABLE + 6, 16, 16))
-        self.last = nn.Linear(16, 1)
+        self.of_user, self.last = nn.Linear(TABLE, TABLE), nn.Linear(16, 1)
 
     def forward(self, user_id: Tensor, item: Tensor) -> Tensor:
-        x = torch.cat([torch.erf(self.table(user_id)), torch.sin(item)], 1)
+        user = self.of_user(self.table(user_id))
+        x = torch.cat([torch.erf(user), torch.sin(item)], 1)
         for layer in self.layers:
             x = layer(x).relu()
         return self.last(x).squeeze(1)
@@ -111,14 +114,32 @@ def test_weights_are_held_once(package: Path) -> None:
     assert 4 * ROWS * TABLE < size < 1.5 * 4 * ROWS * TABLE
 
 
+def code_of(package: Path) -> str:
+    with zipfile.ZipFile(package) as archive:
+        return "".join(archive.read(n).decode() for n in archive.namelist() if n.endswith(".cpp"))
+
+
 def test_both_forms_are_in_the_code(package: Path) -> None:
     """The user's `erf` of the table: at U in one branch, for every candidate in the other."""
-    with zipfile.ZipFile(package) as archive:
-        code = "".join(
-            archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp")
-        )
+    code = code_of(package)
     assert code.count("// subgraph: true_graph_0") == 1
     assert code.count("// subgraph: false_graph_0") == 1
+
+
+def test_branches_are_frozen(package: Path) -> None:
+    """Each branch's layers are packed for oneDNN, as they are in a program without branches."""
+    _, split, whole = re.split("// subgraph: (?:true|false)_graph_0", code_of(package))
+    products = re.compile(r"aoti_torch_cpu_(\w*(?:mm|linear)\w*)\(")
+    assert products.findall(split) == ["_linear_pointwise"] * 6
+    assert products.findall(whole) == ["_linear_pointwise"] * 5
+
+
+def test_packed_weights_are_held_once(package: Path) -> None:
+    """Those of the layers behind the first, which both branches pack; the first is taken apart."""
+    shapes = re.findall(r"constants_info_\[\d+\]\.shape = \{(\d+, \d+)\}", code_of(package))
+    first = [f"16, {TABLE + 6}", f"16, {TABLE}", "16, 6"]
+    others = [f"{ROWS}, {TABLE}", f"{TABLE}, {TABLE}", "16, 16", "16, 16", "1, 16"]
+    assert sorted(shapes) == sorted([*first, *others])
 
 
 def test_one_variant_has_no_branch(transformed: TransformedModule) -> None:

@@ -84,6 +84,8 @@ class Fuzzed(Run):
     def __init__(self, seed: int, noise: int = 0) -> None:
         self.draw = OtherCandidates(f"fuzz/{seed}", noise)
         self.walk = self.draw.walk()
+        # Every step keeps the batch first; of an exported model the pass reads it off the shapes.
+        self.walk.node_rows = Rows()
         self.ops: list[Op] = []
         self.out = model(self).tensor
 

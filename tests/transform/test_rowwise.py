@@ -278,6 +278,16 @@ def _() -> Any:
     return (t(), [None, ints(2), ints(2)]), {}
 
 
+@calls(aten.index.Tensor)
+def _() -> Any:
+    return (t(), [ints(2), None, ints(2)]), {}
+
+
+@calls(aten.index.Tensor)
+def _() -> Any:
+    return (t(), [ints(2), ints(2)]), {}
+
+
 @calls(aten.cat.default)
 def _() -> Any:
     return ([t(), t()], 1), {}

@@ -209,13 +209,13 @@ def _scatter(x: Axis, dim: int, index: Axis, source: Any) -> int | None:
 
 @entry(aten.index.Tensor)
 def _index(x: Axis, indices: Sequence[Any]) -> int | None:
-    # x[:, i]: what stands before the only index stays there, the axes of i take its place.
+    # x[:, i, j]: what stands before neighbouring indices stays there, their axes take their place.
     used = [i for i, index in enumerate(indices) if index is not None]
-    if len(used) != 1:
+    place = used[0]
+    if used != list(range(place, place + len(used))):
         return None
-    place, index = used[0], indices[used[0]]
     if free(x):
-        return place + index.axis
+        return place + indices[place].axis if len(used) == 1 else None
     return x.axis if free(indices) and x.axis is not None and x.axis < place else None
 
 

@@ -95,6 +95,9 @@ class BothForms(nn.Module):
         transformed, replicated: over flat inputs, the last of which is the index.
         variants: as `variants_of` gives them.
         user: the position of a user input.
+
+    Attributes:
+        has_choice: whether each of them runs over some part of the range.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class BothForms(nn.Module):
         self.transformed = transformed.module(check_guards=False)
         self.replicated = replicated.module(check_guards=False)
         _share(self.transformed, self.replicated)
+        self.has_choice = {variant.form for variant in variants} == set(FORMS)
         self._user = user
         self._steps: dict[int, int] = {}
         for variant in variants:

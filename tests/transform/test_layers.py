@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers and their ReLU as one operator: the same values, and nothing else becomes one."""
+"""Layers as a device computes them fastest: the same values, and no other layer is written so."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import Node
 
 from examples.nets import NETS
 from examples.nets import contestants as forms
 from ikbo import _inductor
-from ikbo._epilogues import with_epilogues
+from ikbo._layers import with_epilogues, with_one_product
 from ikbo._served import from_transformed
-from ikbo.package import _export, _lowered
+from ikbo.package import _export
 
 aten = torch.ops.aten
 FUSED = aten._addmm_activation.default
@@ -41,8 +43,12 @@ def exported(net: nn.Module, x: Tensor) -> ExportedProgram:
     return torch.export.export(net.eval(), (x,), dynamic_shapes={"x": {0: batch}})
 
 
-def count(program: ExportedProgram, target: object) -> int:
-    return sum(node.target is target for node in program.graph.nodes)
+def calls_of(program: ExportedProgram, target: Any) -> list[Node]:
+    return list(program.graph.find_nodes(op="call_function", target=target))
+
+
+def count(program: ExportedProgram, target: Any) -> int:
+    return len(calls_of(program, target))
 
 
 TAKEN: dict[str, tuple[Callable[..., object], tuple[int, ...], int]] = {
@@ -91,6 +97,31 @@ def test_what_stays(name: str) -> None:
     assert str(with_epilogues(program).graph) == before
 
 
+ROWS_APART: dict[str, tuple[Callable[..., object], tuple[int, ...], int]] = {
+    "transposed": (lambda m, x: m.first(x.transpose(1, 2)).transpose(1, 2), (7, 6, 4), 1),
+    "four axes": (lambda m, x: m.first(x.permute(0, 3, 1, 2)), (7, 2, 6, 3), 1),
+    "in place": (lambda m, x: m.second(m.first(x)), (7, 4, 6), 0),
+    "a matrix": (lambda m, x: m.first(x[:, ::2]), (7, 12), 0),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ROWS_APART)
+def test_rows_that_lie_apart_are_one_product(name: str, bias: bool) -> None:
+    forward, shape, copied = ROWS_APART[name]
+    net = Layers(forward, bias).double()
+    program = exported(net, torch.randn(shape).double())
+    layers = count(program, aten.linear.default)
+    program = with_one_product(program)
+    assert count(program, aten.clone.default) == copied
+    assert count(program, aten.linear.default) == layers
+    ranks = [n.args[0].meta["val"].dim() for n in calls_of(program, aten.linear.default)]
+    assert ranks.count(2) >= copied
+    for rows in (1, 9):
+        x = torch.randn(rows, *shape[1:]).double()
+        torch.testing.assert_close(program.module()(x), net(x))
+
+
 def test_meta_is_that_of_the_relu() -> None:
     program = exported(Layers(TAKEN["several axes"][0]), torch.randn(7, 2, 4, 6))
     relu = program.graph.find_nodes(op="call_function", target=aten.relu.default)[-1]
@@ -124,7 +155,7 @@ def test_the_layers_of_a_transformed_net() -> None:
     net = forms.plain_net("early_ranking", made.small, torch.float32, "cpu")
     module = forms.transformed(net, made.small, (4, 64), torch.float32, "cpu")
     served = from_transformed(module, None, None, both_forms=False)
-    lowered = _lowered(_export(served, served.module), torch.device("cuda"))
+    lowered = _inductor.lowered(_export(served, served.module), torch.device("cuda"))
     assert count(lowered, FUSED) == 4
     index = torch.tensor([2, 0, 1, 1, 2, 2], dtype=torch.int32)
     inputs = served.make_inputs(3, index, seed=1)

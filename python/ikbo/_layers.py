@@ -4,11 +4,16 @@
 | layer | on | becomes |
 |---|---|---|
 | `relu(linear(x, w, bias))` | a GPU | one call of cuBLASLt |
+| `linear(x, w, bias)` that is a part of a `cat` | a GPU | the product, then an addition |
 | `linear` of rows that do not lie one after the other | the CPU | the rows copied, one product |
 
 Inductor takes apart an `addmm` whose result goes into an element-wise operator: a product of
 cuBLAS, then a kernel that reads and writes `[B, width]` once more for bias and activation.
 cuBLASLt does both before it writes the product; `aten._addmm_activation` is PyTorch's name for it.
+
+A layer whose result is a part of a concatenation writes it there, between other columns. PyTorch
+adds a bias in such a place by filling it with the bias first: one more pass over the result. An
+addition by itself fuses into what fills the rest of the concatenation.
 
 PyTorch makes one product of strided rows only where the weight requires a gradient, else a batched
 one. A model's parameters do, the parts that the transformation makes of them do not; and only a
@@ -36,13 +41,17 @@ def with_epilogues(program: ExportedProgram) -> ExportedProgram:
     """Makes one operator of each layer and the ReLU that alone reads it, in place.
 
     `relu(linear(x, w, bias))` becomes `_addmm_activation(bias, x, w.t())`, its rows flattened where
-    x has several axes. Layers without a bias stay: the epilogue has no form for them.
+    x has several axes. Layers without a bias stay: the epilogue has no form for them. The bias of a
+    layer that is a part of a concatenation is added apart from its product.
     """
     for relu in program.graph.find_nodes(op="call_function", target=aten.relu.default):
         layer = relu.args[0]
-        if _may_have_epilogue(layer):
+        if _has_bias(layer) and len(layer.users) == 1:
             _replace(program, relu, partial(_activated, operands=layer.args))
             program.graph.erase_node(layer)
+    for layer in program.graph.find_nodes(op="call_function", target=aten.linear.default):
+        if _has_bias(layer) and any(map(_joins_columns, layer.users)):
+            _replace(program, layer, partial(_added, operands=layer.args))
     program.graph_module.recompile()
     return program
 
@@ -61,10 +70,12 @@ def _has_fixed_row(x: Tensor) -> bool:
     return x.dim() >= 2 and all(isinstance(size, int) for size in x.shape[1:])
 
 
-def _may_have_epilogue(node: Node) -> bool:
-    if node.target is not aten.linear.default or len(node.users) > 1:
-        return False
-    if len(node.args) < 3 or node.args[2] is None:
+def _joins_columns(node: Node) -> bool:
+    return node.target is aten.cat.default and (node.args[1:] or (0,))[0] != 0
+
+
+def _has_bias(node: Node) -> bool:
+    if node.target is not aten.linear.default or len(node.args) < 3 or node.args[2] is None:
         return False
     x, weight, bias = (operand.meta["val"] for operand in node.args)
     return (
@@ -100,6 +111,17 @@ def _activated(call: Call, operands: Sequence[Node]) -> Node:
     row = x.meta["val"].shape[1:]
     flat = x if len(row) == 1 else call(aten.view.default, x, [-1, row[-1]])
     out = call(aten._addmm_activation.default, bias, flat, call(aten.t.default, weight))
+    return out if len(row) == 1 else _unflattened(call, out, row)
+
+
+def _added(call: Call, operands: Sequence[Node]) -> Node:
+    x, weight, bias = operands
+    row = x.meta["val"].shape[1:]
+    flat = x if len(row) == 1 else call(aten.view.default, x, [-1, row[-1]])
+    product = call(aten.mm.default, flat, call(aten.t.default, weight))
+    # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would make an addmm of it.
+    total = call(aten.add.Tensor, call(aten.unsqueeze.default, product, 1), bias)
+    out = call(aten.squeeze.dim, total, 1)
     return out if len(row) == 1 else _unflattened(call, out, row)
 
 

@@ -75,6 +75,33 @@ def test_a_layer_and_its_relu_are_one_operator(name: str, dtype: torch.dtype) ->
         torch.testing.assert_close(program.module()(x), net(x))
 
 
+JOINED: dict[str, tuple[Callable[..., object], tuple[int, ...], int]] = {
+    "with a product": (lambda m, x: torch.cat([y := m.first(x), y * x[:, :5]], dim=1), (7, 6), 1),
+    "several axes": (lambda m, x: torch.cat([m.first(x), x], dim=-1), (7, 4, 6), 1),
+    "activated": (lambda m, x: torch.cat([m.first(x).relu(), x], dim=1), (7, 6), 0),
+    "rows": (lambda m, x: torch.cat([y := m.first(x), y]), (7, 6), 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", JOINED)
+def test_a_part_of_a_concatenation_is_a_product_and_an_addition(
+    name: str, dtype: torch.dtype
+) -> None:
+    forward, shape, taken = JOINED[name]
+    net = Layers(forward).to(dtype)
+    program = with_epilogues(exported(net, torch.randn(shape, dtype=dtype)))
+    assert count(program, aten.mm.default) == taken
+    for rows in (1, 9):
+        x = torch.randn(rows, *shape[1:], dtype=dtype)
+        exact = Layers(forward)
+        exact.load_state_dict({k: v.double() for k, v in net.state_dict().items()})
+        want = exact.double()(x.double())
+        # The product is rounded, then the sum.
+        error = (program.module()(x).double() - want).abs().max()
+        assert error <= 2 * torch.finfo(dtype).eps * want.abs().max()
+
+
 LEFT: dict[str, tuple[Callable[..., object], tuple[int, ...], bool, torch.dtype]] = {
     "the sum is read, too": (
         lambda m, x: (y := m.first(x)) + y.relu(), (7, 6), True, torch.float32

@@ -240,7 +240,7 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from ikbo._manifest import read_manifest
+    from ikbo._archive import read_manifest
     from ikbo.transform import Spec
 
     path = Path(options.spec)

@@ -89,7 +89,7 @@ def take_apart(served: ServedModel, program: ExportedProgram) -> Stages:
             f"{[name for name, node in inputs.items() if node in users]}"
         )
     (outputs,) = program.graph.output_node().args
-    first = graph_of(program, users, of_users, state)
+    first = graph_of(program, users, _behind(state, of_users), state)
     reads = [node for node in inputs.values() if node in candidates or node in passed]
     second = graph_of(program, [*reads, *state], of_candidates, outputs)
     specs = tuple(_spec_of(node) for node in state)
@@ -161,6 +161,18 @@ def _crossing(
     found = [node for node in program.graph.nodes if node in crossing]
     inputs = [node for node in found if node.op == "placeholder"]
     return [node for node in found if node not in inputs], inputs
+
+
+def _behind(results: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
+    """Those of the nodes that the results need."""
+    among, found = set(nodes), set()
+    pending = [node for node in results if node in among]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(source for source in node.all_input_nodes if source in among)
+    return found
 
 
 def _count_in_least(program: ExportedProgram, users: Sequence[Node]) -> None:

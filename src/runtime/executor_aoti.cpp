@@ -94,7 +94,10 @@ void check_platform(const Package& package) {
 // The GPU that packages run on: the first that the process sees.
 c10::Device gpu() { return {c10::DeviceType::CUDA, 0}; }
 
-void start_gpu(const Package& package) {
+void start_device(const Package& package) {
+  if (package.manifest().device != "cuda") {
+    return;
+  }
   check_compute_capability(package.path(), package.manifest(),
                            first_gpu_capability(package.path()));
   load_torch_cuda(package.path());
@@ -282,17 +285,14 @@ class GpuExecutor final : public Executor {
 
 std::shared_ptr<Executor> load_executor(const Package& package, const ModelOptions& options,
                                         const Program& program) {
-  const bool is_on_gpu = package.manifest().device == "cuda";
   check_platform(package);
-  if (is_on_gpu) {
-    start_gpu(package);
-  }
+  start_device(package);
   check_ops(package, options.ops_library);
   check_compiled_code(package.archive(), program);
   if (options.threads_per_run > 0) {
     at::set_num_threads(options.threads_per_run);
   }
-  if (is_on_gpu) {
+  if (package.manifest().device == "cuda") {
     return std::make_shared<GpuExecutor>(
         std::make_shared<CompiledModel>(package, program, options.num_sessions));
   }

@@ -21,7 +21,7 @@ struct UserCacheOptions {
   // Of all entries, with what the cache needs to keep them. What does not fit in it as a whole is
   // not kept; for what does, those that were not used for longest are let go.
   std::size_t max_bytes = 0;
-  std::chrono::milliseconds time_to_live{0};  // of an entry, from its making; 0: no limit
+  std::chrono::milliseconds time_to_live{600'000};  // of an entry, from its making; 0: no limit
 };
 
 // Of the entries of one name and version of a model. Any thread may read them.

@@ -135,6 +135,11 @@ UserStage parse_user_stage(const JsonField& field, const Manifest& manifest) {
   for (const JsonField& tensor : field.at("state").elements()) {
     tensor.at("role").require(tensor.at("role").text() == "user", "user");
   }
+  std::ptrdiff_t bytes = 0;
+  for (const TensorSpec& tensor : stage.state) {
+    field.at("state").require(!__builtin_add_overflow(bytes, tensor.row_bytes(), &bytes),
+                              "small enough for one user's rows to have fewer than 2^63 bytes");
+  }
   stage.passed = field.at("passed").texts();
   const std::set<std::string> names(stage.passed.begin(), stage.passed.end());
   field.at("passed").require(names.size() == stage.passed.size(), "an array of different names");

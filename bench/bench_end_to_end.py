@@ -49,7 +49,7 @@ from examples.nets import NETS
 from examples.nets import contestants as forms
 from examples.nets.net import Config, Inputs, make_inputs
 from ikbo import _inductor
-from ikbo._manifest import read_manifest
+from ikbo._archive import read_manifest
 from ikbo.testing import bench, bench_cuda
 from ikbo.testing.bench_results import ResultFile
 from ikbo.testing.bench_sources import cuda_sources

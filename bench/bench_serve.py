@@ -4,7 +4,8 @@
 Server and load generator are processes of their own on this machine, every answer is checked. The
 parts: what the server adds to a request, alone and beside an echo service of the same stack;
 requests a second against the same net with replicated inputs at equal p99; the curve of throughput
-and p99 with and without batching; parsing in process; the start of the process.
+and p99 with and without batching; users who ask twice, with and without a cache of their states;
+parsing in process; the start of the process.
 
 usage: python -m bench.bench_serve [--prepare] [PART ...]
 """
@@ -35,6 +36,7 @@ from bench.serve.processes import (
     running_server,
 )
 from bench.serve.workloads import (
+    HISTORY_USERS,
     MAX_MERGED,
     NUM_CANDIDATES,
     NUM_REQUESTS,
@@ -64,6 +66,7 @@ CURVE_SECONDS = 5
 CURVE_LIMIT = 2  # p99 in the latency of a request alone
 CURVE_END = 10  # likewise: beyond, the server is overloaded
 STARTS = 5
+CACHE_BYTES = 1 << 30  # room for all users
 # What must be reached: at most, in the unit of the row; otherwise at least, and in what.
 MOST = {"overhead_p50": 100, "overhead_p99": 300, "cold_start": 1}
 MAX_ECHO = 1.3  # times the latency of the echo service, over gRPC
@@ -74,6 +77,7 @@ SOURCES = [
     "bench/bench_serve.py",
     "bench/serve/*",
     "examples/movielens/*.py",
+    "examples/nets/*.py",
     "include/ikbo/**/*.h",
     *(f"python/ikbo/{name}" for name in ("*.py", "nn/*.py", "transform/**/*.py")),
     *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops", "runtime", "server")),
@@ -183,16 +187,21 @@ def demo_flags(max_users: int, candidates: int) -> list[str]:
 
 def seconds_alone(ports: Ports, workload: Workload, count: int = NUM_REQUESTS) -> float:
     """Median latency of requests one after the other."""
+    return statistics.median(latencies_of(ports, workload, count + 2)[2:])
+
+
+def latencies_of(ports: Ports, workload: Workload, count: int) -> list[float]:
+    """Seconds of each of the first requests, one after the other."""
     described = json.loads(workload.requests["http"].read_text())["requests"]
     client = Client(ports["http"])
     latencies = []
-    for number in range(count + 2):
+    for number in range(count):
         request = described[number % len(described)]
         body = (workload.requests["http"].parent / request["body"]).read_bytes()
         begin = time.perf_counter()
         client.infer(body, {HEADER_LENGTH: str(request["json_size"])})
         latencies.append(time.perf_counter() - begin)
-    return statistics.median(latencies[2:])
+    return latencies
 
 
 @dataclass(frozen=True)
@@ -287,6 +296,26 @@ def _curve(bench: Bench, ports: Ports, alone: float) -> list[tuple[float, float]
     return points
 
 
+def measure_user_cache(bench: Bench) -> list[Row]:
+    """Every user asks twice, about other candidates: what was computed of them is kept, or not."""
+    twice = bench.workloads["history"]
+    mean_ms, median_ms = {}, {}
+    for name, size in (("ours", CACHE_BYTES), ("cache_off", 0)):
+        flags = ["--workers=1", f"--threads-per-run={THREADS}", f"--user-cache-bytes={size}"]
+        with running_server(twice.package, *flags) as server:
+            ms = [1e3 * x for x in latencies_of(server.ports, twice, 2 * HISTORY_USERS)]
+            mean_ms[name] = statistics.mean(ms)
+            halves = ms[:HISTORY_USERS], ms[HISTORY_USERS:]
+            median_ms[name] = [statistics.median(half) for half in halves]
+            rate = 0.3 * 1e3 / mean_ms[name]
+            seen = bench.ask(server.ports, "history", "http", rate, 2 * HISTORY_USERS / rate)
+            if seen["errors"]:
+                raise RuntimeError(f"bench_serve: all must be answered; got {seen['errors']}")
+    case = {"what": "user_cache", "net": "llm_scale", "candidates": RATIO, "asks": 2}
+    row = make_row(case, "ms", mean_ms.pop("ours"), **mean_ms)
+    return [{**row, "median_ms_of_first_and_second": median_ms}]
+
+
 def measure_parsing(_: Bench) -> list[Row]:
     """From a body in memory to a checked request, on one core."""
     command = [str(BINARIES / "ikbo_bench_parsing"), "--benchmark_format=json"]
@@ -336,6 +365,8 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{text_of(case)}: {ours / peers['replicated']:.2f}x replicated's; "
                 f"at least {MIN_REPLICATED}x"
             )
+        if what == "user_cache" and not ours < peers["cache_off"]:
+            found.append(f"{text_of(case)}: {ours:.4g} ms; less than {peers['cache_off']:.4g}")
         if what == "parsing" and "simdjson" in peers and not ours >= MIN_JSON * peers["simdjson"]:
             found.append(f"{text_of(case)}: {ours:.2f} GB/s; at least {MIN_JSON} x simdjson's")
         if what == "parsing" and "simdjson" not in peers and not ours >= MIN_BINARY:
@@ -349,6 +380,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "overhead": measure_overhead,
     "batching": measure_batching,
     "throughput": measure_throughput,
+    "user_cache": measure_user_cache,
 }
 
 

@@ -58,6 +58,16 @@ def transformed_package(
 
 
 @pytest.fixture(scope="session")
+def staged_package(
+    transformed: TransformedModule, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The package of `transformed` with a user stage."""
+    path = tmp_path_factory.mktemp("packages") / "staged.pt2"
+    ikbo.package(transformed, path, version="7", user_stage=True)
+    return path
+
+
+@pytest.fixture(scope="session")
 def hand_written_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model written for two batches; users cross to candidates by `ikbo.expand`."""
     path = tmp_path_factory.mktemp("packages") / "hand_written.pt2"

@@ -234,7 +234,7 @@ def timed(captured: Captured, model: nn.Module, ours: nn.Module, ratio: int) -> 
 def package_unmodified(program: ExportedProgram, device: str, path: Path) -> None:
     """The unmodified model as an AOTInductor package, with the options that ours has."""
     with open(path, "w+b") as file:
-        _inductor.compile_to(program, file, _inductor.compile_options(device))
+        _inductor.compile_to({"model": (program, _inductor.compile_options(device))}, file)
 
 
 def package_speedups(

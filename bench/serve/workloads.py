@@ -29,6 +29,9 @@ from examples.movielens.model import Ranker
 from examples.movielens.serving import HEADER_LENGTH, MODEL, WIRE_NAMES, encode
 from examples.movielens.split import replicate
 from examples.movielens.train import make_batch
+from examples.nets import NETS, contestants, llm_scale
+from examples.nets import net as nets
+from examples.nets.net import make_inputs
 from ikbo._load import ops_library_path
 
 NUM_CANDIDATES = 500
@@ -36,6 +39,9 @@ NUM_REQUESTS = 16
 RATIO = 70
 MAX_MERGED = 32  # requests of RATIO candidates in one run
 USER_WIDTH, CAND_WIDTH, HIDDEN = 384, 32, 256
+HISTORY = "llm_scale"  # a net of which users are a large part
+HISTORY_USERS = 64  # who ask twice
+HISTORY_MERGED = 8  # of them in a run
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -96,6 +102,35 @@ def package_wide(net: Ranker, data: MovieLens, path: Path) -> None:
         max_candidates=MAX_MERGED * RATIO,
     )
     ikbo.package(transformed, path, name=MODEL, progress=show_progress)
+
+
+def history_net() -> nets.Ranker:
+    return contestants.plain_net(HISTORY, NETS[HISTORY].small, torch.float32, "cpu")
+
+
+def package_history(path: Path) -> None:
+    """A causal encoder in two stages: the user state is its layers' keys and values."""
+    limits = HISTORY_MERGED, HISTORY_MERGED * RATIO
+    transformed = contestants.transformed(
+        history_net(), NETS[HISTORY].small, limits, torch.float32, "cpu"
+    )
+    ikbo.package(transformed, path, name=MODEL, user_stage=True, progress=show_progress)
+
+
+@torch.no_grad()
+def history_cases() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """All users once, then all of them again, each time with other candidates."""
+    net, config = history_net(), NETS[HISTORY].small
+    cases = []
+    for ask in range(2):
+        for number in range(HISTORY_USERS):
+            user, _ = make_inputs(config, 1, 1, seed=number)
+            _, item = make_inputs(config, 1, RATIO, seed=1000 * ask + number)
+            repeated = {name: x.expand(RATIO, *x.shape[1:]) for name, x in user.items()}
+            inputs = {f"user.{name}": x for name, x in user.items()}
+            inputs |= {f"item.{name}": x for name, x in item.items()}
+            cases.append((inputs, {"output": net(repeated, item)}))
+    return cases
 
 
 def grpc_body(inputs: Arrays) -> bytes:
@@ -160,22 +195,29 @@ def light_cases(net: LightRanker) -> list[tuple[dict[str, Tensor], dict[str, Ten
 
 
 def make_workloads() -> dict[str, Workload]:
-    """`light`, `ikbo` and `replicated` of 500 candidates, `wide` of RATIO; made once."""
+    """`light`, `ikbo` and `replicated` of 500 candidates, the others of RATIO; made once."""
     folder = FOLDER.parent / "bench-serve"
     for made in (folder, FOLDER):
         made.mkdir(parents=True, exist_ok=True)
     data = MovieLens(fetch_tables(FOLDER))
     net, _ = trained(data)
     light = LightRanker().eval()
-    paths = packages(net, data) | {name: folder / f"{name}.pt2" for name in ("wide", "light")}
+    paths = packages(net, data) | {
+        name: folder / f"{name}.pt2" for name in ("wide", "light", "history")
+    }
     sources = [Path(__file__), FOLDER / "ranker.pt", ops_library_path()]
     sources += [*TRAINING_SOURCES, *PACKAGING_SOURCES]
     made_once(paths["wide"], sources, partial(package_wide, net, data, paths["wide"]))
+    net_sources = [Path(contestants.__file__), Path(nets.__file__), Path(llm_scale.__file__)]
+    made_once(
+        paths["history"], [*sources, *net_sources], partial(package_history, paths["history"])
+    )
     made_once(paths["light"], sources, partial(package_light, light, paths["light"]))
     demo = write_requests("demo", demo_cases(net, data, NUM_CANDIDATES), folder)
     requests = {
         "light": write_requests("light", light_cases(light), folder),
         "wide": write_requests("wide", demo_cases(net, data, RATIO), folder),
+        "history": write_requests("history", history_cases(), folder),
         "ikbo": demo,
         "replicated": demo,
     }

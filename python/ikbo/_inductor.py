@@ -33,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,20 +88,36 @@ def compile_options(device: str) -> dict[str, Any]:
     return options
 
 
-def compile_to(program: ExportedProgram, file: Any, options: dict[str, Any]) -> None:
-    """Compiles `program` with AOTInductor into `file`, a binary file open to write and to seek."""
+def compile_to(
+    programs: Mapping[str, tuple[ExportedProgram, Mapping[str, Any]]], file: Any
+) -> None:
+    """Compiles programs with AOTInductor into one archive.
+
+    Args:
+        programs: by the name of their folder in the archive, each with Inductor's options.
+        file: binary, open to write and to seek.
+    """
     # NOTE: Inductor finds the vector instructions of this machine once, by compiling a test program
     # under the options then in force. Without libtorch that program does not load, and all packages
     # of this machine would be scalar code.
     valid_vec_isa_list()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_torch_on_library_path())
-        if has_branches(program) and _is_one_of(_BRANCH_VERSIONS):
-            stack.enter_context(branches_as_programs())
-        stack.enter_context(torch.no_grad())
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=file, inductor_configs=options
-        )
+    from torch._inductor.package import package_aoti  # slow to import
+
+    files = {}
+    for name, (program, options) in programs.items():
+        args, kwargs = program.example_inputs
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_torch_on_library_path())
+            if has_branches(program) and _is_one_of(_BRANCH_VERSIONS):
+                stack.enter_context(branches_as_programs())
+            stack.enter_context(torch.no_grad())
+            files[name] = torch._inductor.aot_compile(
+                program.module(check_guards=False),
+                args,
+                kwargs,
+                options={**options, "aot_inductor.package": True},
+            )
+    package_aoti(file, files)
 
 
 @contextlib.contextmanager

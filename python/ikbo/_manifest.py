@@ -1,28 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a package: its fields, its JSON text and its place in the .pt2 archive.
-
-The archive is torch's own; ikbo adds entries under `data/extra/ikbo/`: `manifest.json` and the
-replay tensors. NOTE: torch's documented folder for extra files, `extra/`, cannot hold them: its
-Python loader decodes every file there as UTF-8, and raw tensors are not text.
-"""
+"""The manifest of a package: its fields and its JSON text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from ikbo._value_ranges import ValueRange
 
-FORMAT_VERSION = 1
-EXTRA_ROOT = "data/extra/ikbo/"
-MANIFEST_ENTRY = "extra/ikbo/manifest.json"
+# Of packages of one program, and of those in two stages.
+ONE_PROGRAM, TWO_STAGES = FORMAT_VERSIONS = (1, 2)
+
+# The programs of a package, by their folders in the archive.
+MODEL, USER_STAGE, CANDIDATE_STAGE = "model", "user_stage", "candidate_stage"
 
 USER, CANDIDATE, INDEX = "user", "candidate", "index"
 ROLES = (USER, CANDIDATE, INDEX)
@@ -67,6 +62,16 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class UserStage:
+    """What the user stage of a package gives the candidate stage: `state`, tensors of role user,
+    and `passed`, the names of the user inputs that the candidate stage reads as well.
+    """
+
+    state: tuple[TensorSpec, ...]
+    passed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class OpSchema:
     """One ikbo operator that the package calls, with the schema that it was compiled against."""
 
@@ -84,8 +89,8 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class ReplayCase:
-    """Stored inputs and expected outputs. `inputs` and `outputs` are entry names below
-    `EXTRA_ROOT`.
+    """Stored inputs and expected outputs. `inputs` and `outputs` are entry names below the
+    manifest's folder.
 
     An output passes when |actual - expected| <= atol + rtol * |expected|. `kernels` are the
     launches that a run must make; an operator that runs as a composite makes none.
@@ -131,6 +136,19 @@ class Manifest:
     spec: Mapping[str, Any] = field(default_factory=dict)
     compute_capability: int | None = None
     files: tuple[FileDigest, ...] = ()
+    user_stage: UserStage | None = None
+
+    @property
+    def program_inputs(self) -> dict[str, tuple[TensorSpec, ...]]:
+        """What each program of the package takes."""
+        stage = self.user_stage
+        if stage is None:
+            return {MODEL: self.inputs}
+        reads = (x for x in self.inputs if x.role != USER or x.name in stage.passed)
+        return {
+            USER_STAGE: tuple(x for x in self.inputs if x.role == USER),
+            CANDIDATE_STAGE: (*reads, *stage.state),
+        }
 
     @property
     def ops_sha256(self) -> str:
@@ -139,8 +157,9 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> str:
+        stage = self.user_stage
         document = {
-            "format_version": FORMAT_VERSION,
+            "format_version": ONE_PROGRAM if stage is None else TWO_STAGES,
             "model": {"name": self.model_name, "version": self.model_version},
             "torch_version": self.torch_version,
             "device": self.device,
@@ -149,6 +168,7 @@ class Manifest:
             "outputs": [spec.document() for spec in self.outputs],
             "max_users": self.max_users,
             "max_candidates": self.max_candidates,
+            **({} if stage is None else {"user_stage": _stage_document(stage)}),
             "ops": [asdict(op) for op in self.ops],
             "ops_sha256": self.ops_sha256,
             "replay": [asdict(case) for case in self.replay],
@@ -161,9 +181,9 @@ class Manifest:
     def from_json(text: str) -> Manifest:
         """Parses a manifest that `to_json` wrote. Raises ValueError on another format version."""
         document = json.loads(text)
-        if document.get("format_version") != FORMAT_VERSION:
+        if document.get("format_version") not in FORMAT_VERSIONS:
             raise ValueError(
-                f"ikbo manifest: format_version must be {FORMAT_VERSION}; got "
+                f"ikbo manifest: format_version must be one of {FORMAT_VERSIONS}; got "
                 f"{document.get('format_version')!r}; package the model again with this version "
                 "of ikbo"
             )
@@ -181,6 +201,7 @@ class Manifest:
             spec=document["spec"],
             compute_capability=document.get("compute_capability"),
             files=tuple(FileDigest(**file) for file in document.get("files", ())),
+            user_stage=_user_stage(document),
         )
         if document["ops_sha256"] != manifest.ops_sha256:
             raise ValueError(
@@ -188,6 +209,17 @@ class Manifest:
                 f"{manifest.ops_sha256}; got {document['ops_sha256']!r}"
             )
         return manifest
+
+
+def _stage_document(stage: UserStage) -> dict[str, Any]:
+    return {"state": [spec.document() for spec in stage.state], "passed": stage.passed}
+
+
+def _user_stage(document: Mapping[str, Any]) -> UserStage | None:
+    if document["format_version"] != TWO_STAGES:
+        return None
+    stage = document["user_stage"]
+    return UserStage(tuple(_tensor_spec(spec) for spec in stage["state"]), tuple(stage["passed"]))
 
 
 def _tensor_spec(document: Mapping[str, Any]) -> TensorSpec:
@@ -210,82 +242,3 @@ def _replay_case(document: Mapping[str, Any]) -> ReplayCase:
             "kernels": tuple(KernelRun(**run) for run in document["kernels"]),
         }
     )
-
-
-def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """Row-major little-endian bytes of a tensor on any device."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def tensor_from_bytes(data: bytes, spec: TensorSpec) -> torch.Tensor:
-    """The tensor that `tensor_bytes` wrote, its batch read from the number of bytes."""
-    if not data:
-        return torch.empty((0, *spec.shape[1:]), dtype=DTYPES[spec.dtype])
-    return torch.frombuffer(bytearray(data), dtype=DTYPES[spec.dtype]).reshape(spec.shape)
-
-
-def append_to_archive(
-    path: str | os.PathLike[str], manifest: Manifest, tensors: Mapping[str, torch.Tensor]
-) -> Manifest:
-    """Adds the replay tensors (entry below EXTRA_ROOT to tensor) and the manifest to a .pt2.
-
-    Returns the manifest as it was written, with the digests of all that was there before it.
-    """
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
-        root = _root_of(archive.namelist())
-        for name, tensor in tensors.items():
-            archive.writestr(f"{root}/{EXTRA_ROOT}{name}", tensor_bytes(tensor))
-        files = tuple(FileDigest(name, entry_sha256(archive, name)) for name in archive.namelist())
-        manifest = replace(manifest, files=files)
-        archive.writestr(f"{root}/{EXTRA_ROOT}manifest.json", manifest.to_json())
-    return manifest
-
-
-def entry_sha256(archive: zipfile.ZipFile, name: str) -> str:
-    """SHA-256 of an entry's bytes, in hex."""
-    digest = hashlib.sha256()
-    with archive.open(name) as entry:
-        while block := entry.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _root_of(names: Sequence[str]) -> str:
-    return names[0].split("/")[0]
-
-
-def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """The manifest of a package. Raises ValueError when the file is not an ikbo package."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            entry = f"{_root_of(names)}/{EXTRA_ROOT}manifest.json" if names else ""
-            if entry not in names:
-                raise ValueError(
-                    f"{path}: no manifest ({MANIFEST_ENTRY}); was it written by ikbo.package?"
-                )
-            return Manifest.from_json(archive.read(entry).decode())
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path}: not a .pt2 archive: {error}") from error
-
-
-def read_replay(
-    path: str | os.PathLike[str], manifest: Manifest, case: ReplayCase
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The stored inputs and expected outputs of one replay case."""
-
-    def load(
-        archive: zipfile.ZipFile, names: Iterable[str], specs: Sequence[TensorSpec]
-    ) -> list[torch.Tensor]:
-        root = _root_of(archive.namelist())
-        return [
-            tensor_from_bytes(archive.read(f"{root}/{EXTRA_ROOT}{name}"), spec)
-            for name, spec in zip(names, specs, strict=True)
-        ]
-
-    with zipfile.ZipFile(path) as archive:
-        return (
-            load(archive, case.inputs, manifest.inputs),
-            load(archive, case.outputs, manifest.outputs),
-        )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from ikbo._archive import Staged
 from ikbo._kernels import kernels_at
-from ikbo._manifest import COMPOSITE, ReplayCase
+from ikbo._manifest import COMPOSITE, Manifest, ReplayCase
 from ikbo._served import ServedModel
 
 
@@ -108,13 +110,17 @@ def tolerance_of(served: ServedModel, outputs: Sequence[Tensor]) -> float:
     return torch.finfo(coarsest).eps * (1024 if coarsest.itemsize >= 4 else 8)
 
 
-def check(path: str | os.PathLike[str], cases: Sequence[Case]) -> None:
-    """Runs a compiled package on every case. Raises RuntimeError where it leaves the tolerance."""
-    compiled = torch._inductor.aoti_load_package(os.fspath(path))
-    for case in cases:
-        for i, (actual, expected) in enumerate(
-            zip(compiled(*case.inputs), case.expected, strict=True)
-        ):
+def check(path: str | os.PathLike[str], manifest: Manifest, cases: Sequence[Case]) -> None:
+    """Runs a compiled package on every case. Raises RuntimeError where it leaves the tolerance.
+
+    One in two stages runs with the user stage for all users at once and for each of them alone.
+    """
+    if manifest.user_stage is None:
+        runs = [torch._inductor.aoti_load_package(os.fspath(path))]
+    else:
+        runs = [Staged(path, manifest), Staged(path, manifest, alone=True)]
+    for run, case in itertools.product(runs, cases):
+        for i, (actual, expected) in enumerate(zip(run(*case.inputs), case.expected, strict=True)):
             _compare(case.record, i, actual, expected)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ikbo._cli_costs import add_calibrate, add_cost_options, ratio_of, run_calibrate
+from ikbo._cli_package import add_package_options, roles_of
 from ikbo._cli_signing import add_signing
 from ikbo._factory import UsageError, load
 
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         add_cost_options(command)
         _add_traceback(command)
         if name == "package":
-            _add_package_options(command)
+            add_package_options(command)
         else:
             _add_output(command, name)
     _add_report(commands)
@@ -157,31 +158,6 @@ def _add_output(command: argparse.ArgumentParser, name: str) -> None:
     command.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
 
 
-def _add_package_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--role",
-        action="append",
-        default=[],
-        metavar="NAME=ROLE",
-        help="instead of --request-only, for a model that is already written for two batches, or "
-        "for candidates alone: the role of one input, user, candidate or index; once per input",
-    )
-    command.add_argument(
-        "--both-forms",
-        action="store_true",
-        help="let the unmodified model run batches of so few candidates that it is the faster one",
-    )
-    command.add_argument("-o", "--output", metavar="FILE.pt2", required=True, help="the package")
-    command.add_argument("--name", default="model", help="the model's name (default: model)")
-    command.add_argument("--version", default="1", help="the model's version (default: 1)")
-    command.add_argument(
-        "--tolerance",
-        type=float,
-        metavar="T",
-        help="relative tolerance of the replay cases (default: from the model's dtypes)",
-    )
-
-
 class _Progress:
     """Prints each step with the seconds since the start, on stderr."""
 
@@ -240,7 +216,7 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from ikbo._manifest import read_manifest
+    from ikbo._archive import read_manifest
     from ikbo.transform import Spec
 
     path = Path(options.spec)
@@ -267,7 +243,7 @@ def _package(options: argparse.Namespace) -> None:
         source, example_inputs = load(options.model)
         arguments = {
             "example_inputs": example_inputs,
-            "roles": _roles(options.role),
+            "roles": roles_of(options.role),
             "max_users": options.max_users,
             "max_candidates": options.max_candidates,
         }
@@ -280,6 +256,7 @@ def _package(options: argparse.Namespace) -> None:
         version=options.version,
         tolerance=options.tolerance,
         both_forms=options.both_forms,
+        user_stage=options.user_stage,
         progress=progress,
         **arguments,
     )
@@ -288,13 +265,3 @@ def _package(options: argparse.Namespace) -> None:
         f"wrote {options.output}: {size / 2**20:.1f} MiB, up to {manifest.max_users} users and "
         f"{manifest.max_candidates} candidates, {len(manifest.replay)} replay cases"
     )
-
-
-def _roles(texts: Sequence[str]) -> dict[str, str]:
-    roles = {}
-    for text in texts:
-        name, separator, role = text.partition("=")
-        if not separator:
-            raise UsageError(f"--role must be NAME=ROLE; got {text!r}")
-        roles[name] = role
-    return roles

@@ -11,22 +11,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
 from ikbo import _inductor, _replay
+from ikbo._archive import append_to_archive
 from ikbo._kernels import ops_of
-from ikbo._manifest import (
-    CANDIDATE,
-    DTYPE_NAMES,
-    INDEX,
-    USER,
-    Manifest,
-    TensorSpec,
-    append_to_archive,
-)
+from ikbo._manifest import MODEL, USER, Manifest
+from ikbo._programs import export, input_specs, output_specs
 from ikbo._served import ServedModel, from_module, from_transformed
+from ikbo._stages import take_apart
 from ikbo._torch_warnings import quiet
-from ikbo._value_ranges import ValueRange, both_ranges, bound_values
+from ikbo._value_ranges import both_ranges, bound_values
 from ikbo.transform.variants import REPLICATED, TRANSFORMED, BothForms
 
 # What names a model in a server's paths. A client takes the segments "." and ".." out of a path.
@@ -46,6 +41,7 @@ def package(
     version: str = "1",
     tolerance: float | None = None,
     both_forms: bool = False,
+    user_stage: bool = False,
     inductor_options: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Manifest:
@@ -78,6 +74,9 @@ def package(
         both_forms: transformed modules only. Whether batches of so few candidates per user that the
             unmodified model is the faster one (`spec.pays_from["package"]`) are run by that model,
             its users repeated; the package then holds both forms, which share weights.
+        user_stage: whether what is computed of users alone becomes a program of its own, whose
+            results `ikbo-server` can keep for a user's next request. A weight that both programs
+            read is held by both. Not with a `both_forms` that gives two.
         inductor_options: further options of TorchInductor; they win over ikbo's.
         progress: called with a line of text before each long step.
 
@@ -99,19 +98,31 @@ def package(
         raise ValueError(f"ikbo.package: tolerance must be a number >= 0; got {tolerance!r}")
     report = progress or (lambda _: None)
     served = _served(module, example_inputs, roles, max_users, max_candidates, both_forms)
+    if user_stage and served.replicated is not None:
+        raise ValueError(
+            "ikbo.package: user_stage and both_forms must not come together: the unmodified form "
+            "has no user stage"
+        )
     with torch.no_grad():
         report("exporting with batches U and B")
-        program = _export(served, served.module)
+        program = export(served, served.module)
         exported = _inductor.lowered(program, served.device)
         forms, ranges = {TRANSFORMED: exported}, bound_values(exported)
         if served.replicated is not None:
             report("exporting the replicated form, and both in one")
-            replicated = _inductor.lowered(_export(served, served.replicated), served.device)
+            replicated = _inductor.lowered(export(served, served.replicated), served.device)
             forms[REPLICATED] = replicated
             ranges = both_ranges(ranges, bound_values(replicated))
             user = list(served.roles.values()).index(USER)
             both = BothForms(exported, replicated, served.variants, user)
-            exported = _export(served, both) if both.has_choice else replicated
+            exported = export(served, both) if both.has_choice else replicated
+        programs, stage = {MODEL: exported}, None
+        if user_stage:
+            report("taking users and candidates apart")
+            stages = take_apart(served, exported)
+            programs, stage = stages.programs, stages.user_stage
+            if stages.shared_bytes:
+                report(f"both stages hold the same weights of {stages.shared_bytes} bytes")
         report("computing the replay cases")
         cases = _replay.make_cases(served, forms, tolerance)
     manifest = Manifest(
@@ -120,21 +131,17 @@ def package(
         torch_version=torch.__version__,
         device=served.device.type,
         compute_capability=_compute_capability(served.device),
-        inputs=_input_specs(served, forms[TRANSFORMED], ranges),
-        outputs=_output_specs(served, program),
+        inputs=input_specs(served, forms[TRANSFORMED], ranges),
+        outputs=output_specs(served, program),
         max_users=served.max_users,
         max_candidates=served.max_candidates,
         ops=ops_of(*forms.values()),
         replay=tuple(case.record for case in cases),
         spec=served.spec,
+        user_stage=stage,
     )
     options = {**_inductor.compile_options(served.device.type), **(inductor_options or {})}
-    # What the runtime holds the manifest against.
-    options["aot_inductor.metadata"] = {
-        **options.get("aot_inductor.metadata", {}),
-        "ikbo.inputs": "\n".join(spec.layout() for spec in manifest.inputs),
-    }
-    return _write(target, manifest, exported, cases, options, report)
+    return _write(target, manifest, programs, cases, options, report)
 
 
 def check_name(argument: str, value: Any) -> None:
@@ -198,83 +205,25 @@ def _served(
     return from_transformed(module, max_users, max_candidates, both_forms)
 
 
-def _export(served: ServedModel, module: nn.Module) -> ExportedProgram:
-    """The program of a module over flat inputs, with the named dimensions U and B."""
-    num_users, num_candidates = served.export_sizes()
-    dims = {
-        USER: Dim("U", min=1, max=max(served.max_users, 2)),
-        CANDIDATE: Dim("B", min=1, max=max(served.max_candidates, 2)),
+def _with_metadata(
+    programs: Mapping[str, ExportedProgram], manifest: Manifest, options: Mapping[str, Any]
+) -> dict[str, tuple[ExportedProgram, dict[str, Any]]]:
+    """Each program with its options: code says what the runtime holds the manifest against."""
+    given = options.get("aot_inductor.metadata", {})
+    metadata = {
+        name: {**given, "ikbo.inputs": "\n".join(spec.layout() for spec in inputs)}
+        for name, inputs in manifest.program_inputs.items()
     }
-    shapes = tuple({0: dims.get(role, dims[CANDIDATE])} for role in served.roles.values())
-    index = torch.arange(num_candidates, dtype=torch.int32) % num_users
-    inputs = tuple(served.make_inputs(num_users, index, seed=0))
-    try:
-        program = torch.export.export(
-            module,
-            inputs,
-            dynamic_shapes=(shapes,),
-            prefer_deferred_runtime_asserts_over_guards=True,
-        )
-    except Exception as error:
-        raise RuntimeError(
-            f"ikbo.package: torch.export of {type(served.module.inner).__name__} with batches U "
-            f"and B failed: {error}"
-        ) from error
-    _inductor.own_storage(program)
-    return program
-
-
-def _input_specs(
-    served: ServedModel, program: ExportedProgram, ranges: Mapping[str, ValueRange]
-) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(
-            name,
-            DTYPE_NAMES[x.dtype],
-            (-1, *x.shape[1:]),
-            served.roles[name],
-            ranges.get(node) if served.roles[name] != INDEX else None,
-        )
-        for (name, x), node in zip(
-            served.examples.items(), program.graph_signature.user_inputs, strict=True
-        )
-    )
-
-
-def _output_specs(served: ServedModel, program: ExportedProgram) -> tuple[TensorSpec, ...]:
-    """Names and roles of the outputs; the batch of each is read off its symbolic shape."""
-    with torch.no_grad():
-        names = served.output_names(
-            served.make_inputs(1, torch.zeros(1, dtype=torch.int32), seed=0)
-        )
-    values = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
-    batch = {
-        str(values[node].shape[0]): USER if role == USER else CANDIDATE
-        for node, role in zip(
-            program.graph_signature.user_inputs, served.roles.values(), strict=True
-        )
+    return {
+        name: (program, {**options, "aot_inductor.metadata": metadata[name]})
+        for name, program in programs.items()
     }
-    specs = []
-    for output, node in zip(names, program.graph_signature.user_outputs, strict=True):
-        value = values[node]
-        rows = str(value.shape[0]) if value.dim() else "none"
-        if rows not in batch or not all(isinstance(size, int) for size in value.shape[1:]):
-            raise ValueError(
-                f"ikbo.package: output {output} must have shape [U, ...] or [B, ...] with fixed "
-                f"sizes after the batch; got {[str(size) for size in value.shape]}"
-            )
-        specs.append(
-            TensorSpec(output, DTYPE_NAMES[value.dtype], (-1, *value.shape[1:]), batch[rows])
-        )
-    if len({spec.name for spec in specs}) != len(specs):
-        raise ValueError(f"ikbo.package: output names must be unique; got {names}")
-    return tuple(specs)
 
 
 def _write(
     target: Path,
     manifest: Manifest,
-    program: ExportedProgram,
+    programs: Mapping[str, ExportedProgram],
     cases: Sequence[_replay.Case],
     options: Mapping[str, Any],
     report: Callable[[str], None],
@@ -287,9 +236,9 @@ def _write(
     try:
         report("compiling (half a minute or more)")
         with open(draft, "w+b") as file:
-            _inductor.compile_to(program, file, dict(options))
+            _inductor.compile_to(_with_metadata(programs, manifest, options), file)
         report("running the compiled package on the replay cases")
-        _replay.check(draft, cases)
+        _replay.check(draft, manifest, cases)
         manifest = append_to_archive(draft, manifest, _replay.entries(cases))
         os.replace(draft, target)
         return manifest

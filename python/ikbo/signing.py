@@ -15,7 +15,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ikbo._manifest import MANIFEST_ENTRY, Manifest, entry_sha256, read_manifest
+from ikbo._archive import MANIFEST_ENTRY, entry_sha256, read_manifest
+from ikbo._manifest import Manifest
 
 SIGNATURE_NAME = "manifest.sig"
 _SIGNATURE_BYTES = 64

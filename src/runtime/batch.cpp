@@ -80,6 +80,18 @@ std::vector<Placement> place_all(const Manifest& manifest,
   return places;
 }
 
+// Of each user in the run, for the cache of user states; empty where nobody says.
+std::vector<std::string> keys_of_users(const std::vector<const Request*>& requests,
+                                       const Batch& run) {
+  std::vector<std::string> keys(static_cast<std::size_t>(run.inputs.num_users));
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    if (!requests[r]->user_key.empty()) {
+      keys[static_cast<std::size_t>(run.places[r].first_user)] = requests[r]->user_key;
+    }
+  }
+  return keys;
+}
+
 Tensor rows_of(const TensorSpec& spec, const Tensor& whole, std::int64_t first,
                std::int64_t count) {
   Tensor part = whole;
@@ -126,6 +138,9 @@ Batch batch(const Manifest& manifest, const std::vector<const Request*>& request
              ": the candidates of one run must be at most ", manifest.max_candidates, "; got ",
              run.inputs.num_candidates, " in ", requests.size(), " requests");
 
+  if (manifest.user_stage.has_value()) {
+    run.inputs.user_keys = keys_of_users(requests, run);
+  }
   const bool passes_through = requests.size() == 1;
   if (passes_through) {
     run.storage.push_back(requests.front()->owner);

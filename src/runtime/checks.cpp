@@ -140,4 +140,20 @@ void check_inputs(const Manifest& manifest, std::int64_t num_users, std::int64_t
   }
 }
 
+void check_outputs(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
+                   const std::vector<Tensor>& outputs) {
+  IKBO_CHECK(outputs.size() == manifest.outputs.size(), "model ", manifest.model_name,
+             ": the compiled code must return ", manifest.outputs.size(), " outputs; got ",
+             outputs.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const TensorSpec& spec = manifest.outputs[i];
+    Shape shape = spec.shape;
+    shape[0] = num_rows(spec.role, num_users, num_candidates);
+    IKBO_CHECK(outputs[i].dtype == spec.dtype && outputs[i].shape == shape, "model ",
+               manifest.model_name, ": output ", spec.name, " must be ", name_of(spec.dtype), " ",
+               text_of(shape), " as the manifest says; the compiled code returned ",
+               name_of(outputs[i].dtype), " ", text_of(outputs[i].shape));
+  }
+}
+
 }  // namespace ikbo::runtime

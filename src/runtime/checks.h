@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the inputs of a run fit a manifest: the checks that requests and runs share.
+// Whether inputs and outputs of a run fit a manifest: the checks that requests and runs share.
 #pragma once
 
 #include <cstdint>
@@ -30,5 +30,10 @@ enum class Sizes : std::int8_t {
 void check_inputs(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
                   const std::vector<TensorView>& tensors, AbsentIndex absent_index,
                   Sizes sizes = Sizes::kOfOneRun);
+
+// Throws ikbo::Error unless compiled code returned what the manifest says, for a run of those
+// sizes: a package is code from elsewhere.
+void check_outputs(const Manifest& manifest, std::int64_t num_users, std::int64_t num_candidates,
+                   const std::vector<Tensor>& outputs);
 
 }  // namespace ikbo::runtime

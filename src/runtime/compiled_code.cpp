@@ -15,14 +15,19 @@
 namespace ikbo::runtime {
 namespace {
 
-// Where AOTInductor puts the code, below the archive's own top folder.
-constexpr std::string_view kCodeFolder = "data/aotinductor/model/";
+// Where AOTInductor puts the code of programs, below the archive's own top folder.
+constexpr std::string_view kCodeFolder = "data/aotinductor/";
 // A large model calls some thousand operators by name.
 constexpr std::size_t kMaxJsonBytes = std::size_t{64} << 20;
 
-std::optional<std::string> find_code(const Archive& archive, std::string_view suffix) {
+std::string folder_of(const Program& program) {
+  return std::string(kCodeFolder) + program.name + "/";
+}
+
+std::optional<std::string> find_code(const Archive& archive, const std::string& folder,
+                                     std::string_view suffix) {
   for (std::string& entry : archive.entries()) {
-    const bool is_code = entry.find(kCodeFolder) != std::string::npos;
+    const bool is_code = entry.find(folder) != std::string::npos;
     if (is_code && entry.ends_with(suffix)) {
       return std::move(entry);
     }
@@ -68,9 +73,9 @@ void check_inputs_of_code(const Archive& archive, const Manifest& manifest,
   }
 }
 
-void check_metadata(const Archive& archive, const Manifest& manifest) {
-  const std::optional<std::string> entry = find_code(archive, ".wrapper_metadata.json");
-  IKBO_CHECK(entry.has_value(), archive.path(), ": holds no ", kCodeFolder,
+void check_metadata(const Archive& archive, const std::string& folder, const Manifest& manifest) {
+  const std::optional<std::string> entry = find_code(archive, folder, ".wrapper_metadata.json");
+  IKBO_CHECK(entry.has_value(), archive.path(), ": holds no ", folder,
              "*.wrapper_metadata.json, which says what its code was compiled for: package the "
              "model again");
   with_json(archive, *entry, [&](const JsonField& metadata) {
@@ -92,15 +97,16 @@ void check_listed(const Archive& archive, const Manifest& manifest, const std::s
 
 }  // namespace
 
-void check_compiled_code(const Archive& archive, const Manifest& manifest) {
-  IKBO_CHECK(find_code(archive, ".so").has_value(), archive.path(), ": holds no compiled code (",
-             kCodeFolder, "*.so); package the model again");
-  check_metadata(archive, manifest);
+void check_compiled_code(const Archive& archive, const Program& program) {
+  const std::string folder = folder_of(program);
+  IKBO_CHECK(find_code(archive, folder, ".so").has_value(), archive.path(),
+             ": holds no compiled code (", folder, "*.so); package the model again");
+  check_metadata(archive, folder, program.manifest);
   // Operators that are called by name; absent where the code calls none.
-  if (const std::optional<std::string> calls = find_code(archive, ".wrapper.json")) {
+  if (const std::optional<std::string> calls = find_code(archive, folder, ".wrapper.json")) {
     with_json(archive, *calls, [&](const JsonField& document) {
       for (const JsonField& call : document.at("nodes").elements()) {
-        check_listed(archive, manifest, call.at("node").at("target").text());
+        check_listed(archive, program.manifest, call.at("node").at("target").text());
       }
     });
   }

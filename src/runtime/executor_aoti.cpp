@@ -94,7 +94,10 @@ void check_platform(const Package& package) {
 // The GPU that packages run on: the first that the process sees.
 c10::Device gpu() { return {c10::DeviceType::CUDA, 0}; }
 
-void start_gpu(const Package& package) {
+void start_device(const Package& package) {
+  if (package.manifest().device != "cuda") {
+    return;
+  }
   check_compute_capability(package.path(), package.manifest(),
                            first_gpu_capability(package.path()));
   load_torch_cuda(package.path());
@@ -107,22 +110,23 @@ void start_gpu(const Package& package) {
 
 using Loader = torch::inductor::AOTIModelPackageLoader;
 
-std::unique_ptr<Loader> load_package(const Package& package, int num_sessions) {
+std::unique_ptr<Loader> load_program(const Package& package, const std::string& name,
+                                     int num_sessions) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const bool is_on_gpu = package.manifest().device == "cuda";
   return guarded(package.path() + ": cannot be loaded", [&] {
     return std::make_unique<Loader>(
-        package.archive().open_path(), "model", /*run_single_threaded=*/false,
+        package.archive().open_path(), name, /*run_single_threaded=*/false,
         static_cast<std::size_t>(num_sessions), is_on_gpu ? gpu().index() : c10::DeviceIndex{-1});
   });
 }
 
-// A loaded package, shared by the executors of all sessions.
+// A loaded program, shared by the executors of all sessions.
 class CompiledModel {
  public:
-  CompiledModel(const Package& package, int num_sessions)
-      : manifest_(package.manifest()), loader_(load_package(package, num_sessions)) {}
+  CompiledModel(const Package& package, const Program& program, int num_sessions)
+      : manifest_(program.manifest), loader_(load_program(package, program.name, num_sessions)) {}
 
   // Runs `call` with the loader. It returns the outputs, dense and in host memory.
   template <typename Call>
@@ -188,7 +192,8 @@ std::vector<at::Tensor> own(std::vector<at::Tensor> results, const RunInputs& in
 
 class CpuExecutor final : public Executor {
  public:
-  CpuExecutor(const Package& package, int num_sessions) : model_(package, num_sessions) {}
+  CpuExecutor(const Package& package, const Program& program, int num_sessions)
+      : model_(package, program, num_sessions) {}
 
   std::vector<Tensor> run(const RunInputs& inputs) override {
     // Gives a thread that is new to PyTorch the process's intra-op thread count.
@@ -278,22 +283,20 @@ class GpuExecutor final : public Executor {
 
 }  // namespace
 
-std::shared_ptr<Executor> load_executor(const Package& package, const ModelOptions& options) {
-  const bool is_on_gpu = package.manifest().device == "cuda";
+std::shared_ptr<Executor> load_executor(const Package& package, const ModelOptions& options,
+                                        const Program& program) {
   check_platform(package);
-  if (is_on_gpu) {
-    start_gpu(package);
-  }
+  start_device(package);
   check_ops(package, options.ops_library);
-  check_compiled_code(package.archive(), package.manifest());
+  check_compiled_code(package.archive(), program);
   if (options.threads_per_run > 0) {
     at::set_num_threads(options.threads_per_run);
   }
-  if (is_on_gpu) {
+  if (package.manifest().device == "cuda") {
     return std::make_shared<GpuExecutor>(
-        std::make_shared<CompiledModel>(package, options.num_sessions));
+        std::make_shared<CompiledModel>(package, program, options.num_sessions));
   }
-  return std::make_shared<CpuExecutor>(package, options.num_sessions);
+  return std::make_shared<CpuExecutor>(package, program, options.num_sessions);
 }
 
 }  // namespace ikbo::runtime

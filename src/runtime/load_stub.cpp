@@ -4,8 +4,9 @@
 
 namespace ikbo::runtime {
 
-std::shared_ptr<Executor> load_executor(const Package& package, const ModelOptions&) {
-  return make_stub_executor(package.manifest());
+std::shared_ptr<Executor> load_executor(const Package&, const ModelOptions&,
+                                        const Program& program) {
+  return make_stub_executor(program.manifest);
 }
 
 }  // namespace ikbo::runtime

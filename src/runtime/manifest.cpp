@@ -13,7 +13,8 @@
 namespace ikbo::runtime {
 namespace {
 
-constexpr int kFormatVersion = 1;
+constexpr int kOneProgram = 1;  // format versions
+constexpr int kTwoStages = 2;
 // Row numbers of users are int32, and so is the number of rows that an index has.
 constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxExtent = std::numeric_limits<std::int64_t>::max();
@@ -127,6 +128,31 @@ void check_roles(const JsonField& document, const Manifest& manifest) {
                                  "an array without an index");
 }
 
+// What the user stage gives the candidate stage; after inputs and outputs.
+UserStage parse_user_stage(const JsonField& field, const Manifest& manifest) {
+  UserStage stage;
+  stage.state = parse_tensors(field.at("state"), manifest);
+  for (const JsonField& tensor : field.at("state").elements()) {
+    tensor.at("role").require(tensor.at("role").text() == "user", "user");
+  }
+  std::ptrdiff_t bytes = 0;
+  for (const TensorSpec& tensor : stage.state) {
+    field.at("state").require(!__builtin_add_overflow(bytes, tensor.row_bytes(), &bytes),
+                              "small enough for one user's rows to have fewer than 2^63 bytes");
+  }
+  stage.passed = field.at("passed").texts();
+  const std::set<std::string> names(stage.passed.begin(), stage.passed.end());
+  field.at("passed").require(names.size() == stage.passed.size(), "an array of different names");
+  for (const JsonField& name : field.at("passed").elements()) {
+    const bool is_user_input =
+        std::any_of(manifest.inputs.begin(), manifest.inputs.end(), [&](const TensorSpec& input) {
+          return input.role == Role::kUser && input.name == name.text();
+        });
+    name.require(is_user_input, "the name of an input of role user");
+  }
+  return stage;
+}
+
 std::vector<OpSchema> parse_ops(const JsonField& field) {
   std::vector<OpSchema> ops;
   std::set<std::string> names;
@@ -212,7 +238,7 @@ std::string parse_name(const JsonField& field) {
 }
 
 Manifest parse_document(const JsonField& document) {
-  document.at("format_version").integer(kFormatVersion, kFormatVersion);
+  const std::int64_t format = document.at("format_version").integer(kOneProgram, kTwoStages);
   Manifest manifest;
   manifest.model_name = parse_name(document.at("model").at("name"));
   manifest.model_version = parse_name(document.at("model").at("version"));
@@ -223,6 +249,9 @@ Manifest parse_document(const JsonField& document) {
   manifest.inputs = parse_tensors(document.at("inputs"), manifest);
   manifest.outputs = parse_tensors(document.at("outputs"), manifest);
   check_roles(document, manifest);
+  if (format == kTwoStages) {
+    manifest.user_stage = parse_user_stage(document.at("user_stage"), manifest);
+  }
   manifest.ops = parse_ops(document.at("ops"));
   manifest.replay = parse_replay(document.at("replay"), manifest);
   if (const std::optional<JsonField> files = document.find("files")) {

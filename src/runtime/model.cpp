@@ -9,6 +9,7 @@
 #include "runtime/checks.h"
 #include "runtime/executor.h"
 #include "runtime/replicated.h"
+#include "runtime/stages.h"
 #include "runtime/storage.h"
 
 namespace ikbo::runtime {
@@ -59,23 +60,6 @@ bool has_user_output(const Manifest& manifest) {
   return false;
 }
 
-// A package is code from elsewhere: what it returns is checked as what it is given.
-void check_outputs(const Manifest& manifest, const RunInputs& inputs,
-                   const std::vector<Tensor>& outputs) {
-  IKBO_CHECK(outputs.size() == manifest.outputs.size(), "model ", manifest.model_name,
-             ": the compiled code must return ", manifest.outputs.size(), " outputs; got ",
-             outputs.size());
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const TensorSpec& spec = manifest.outputs[i];
-    Shape shape = spec.shape;
-    shape[0] = num_rows(spec.role, inputs.num_users, inputs.num_candidates);
-    IKBO_CHECK(outputs[i].dtype == spec.dtype && outputs[i].shape == shape, "model ",
-               manifest.model_name, ": output ", spec.name, " must be ", name_of(spec.dtype), " ",
-               text_of(shape), " as the manifest says; the compiled code returned ",
-               name_of(outputs[i].dtype), " ", text_of(outputs[i].shape));
-  }
-}
-
 std::vector<Tensor> run_without_candidates(const Manifest& manifest, Executor& executor,
                                            const RunInputs& inputs) {
   std::vector<Tensor> outputs(manifest.outputs.size());
@@ -85,7 +69,7 @@ std::vector<Tensor> run_without_candidates(const Manifest& manifest, Executor& e
     check_inputs(manifest, padded.num_users, padded.num_candidates, padded.tensors,
                  AbsentIndex::kRefused);
     outputs = executor.run(padded);
-    check_outputs(manifest, padded, outputs);
+    check_outputs(manifest, padded.num_users, padded.num_candidates, outputs);
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (manifest.outputs[i].role == Role::kCandidate) {
@@ -93,6 +77,22 @@ std::vector<Tensor> run_without_candidates(const Manifest& manifest, Executor& e
     }
   }
   return outputs;
+}
+
+std::shared_ptr<Executor> load_programs(const Package& package, const ModelOptions& options) {
+  const Manifest& manifest = package.manifest();
+  if (!manifest.user_stage.has_value()) {
+    return load_executor(package, options, {"model", manifest});
+  }
+  std::shared_ptr<Executor> users =
+      load_executor(package, options, {"user_stage", user_stage_of(manifest)});
+  std::shared_ptr<Executor> candidates =
+      load_executor(package, options, {"candidate_stage", candidate_stage_of(manifest)});
+  std::shared_ptr<UserStates> states;
+  if (options.user_cache != nullptr) {
+    states = std::make_shared<UserStates>(options.user_cache, manifest);
+  }
+  return make_staged_executor(manifest, std::move(users), std::move(candidates), std::move(states));
 }
 
 }  // namespace
@@ -112,7 +112,7 @@ void check_model_options(const Package& package, const ModelOptions& options) {
 
 std::shared_ptr<const Model> Model::load(const Package& package, const ModelOptions& options) {
   check_model_options(package, options);
-  std::shared_ptr<Executor> executor = load_executor(package, options);
+  std::shared_ptr<Executor> executor = load_programs(package, options);
   if (options.replicated_inputs.empty()) {
     return with_executor(package.manifest(), std::move(executor));
   }
@@ -124,6 +124,10 @@ std::shared_ptr<const Model> Model::load(const Package& package, const ModelOpti
 std::shared_ptr<const Model> Model::with_executor(Manifest manifest,
                                                   std::shared_ptr<Executor> executor) {
   return std::shared_ptr<const Model>(new Model(std::move(manifest), std::move(executor)));
+}
+
+std::shared_ptr<const UserCacheCounts> Model::user_cache_counts() const {
+  return executor_->user_cache_counts();
 }
 
 Session::Session(std::shared_ptr<const Model> model)
@@ -142,7 +146,7 @@ std::vector<Tensor> Session::run(const RunInputs& inputs) {
   }
   std::vector<Tensor> copies;
   std::vector<Tensor> outputs = executor_->run(aligned(inputs, copies));
-  check_outputs(manifest, inputs, outputs);
+  check_outputs(manifest, inputs.num_users, inputs.num_candidates, outputs);
   return outputs;
 }
 

@@ -60,6 +60,16 @@ void add_model_flags(CLI::App& app, Config& config) {
       ->capture_default_str();
 }
 
+void add_user_cache_flags(CLI::App& app, runtime::UserCacheOptions& cache) {
+  app.add_option("--user-cache-bytes", cache.max_bytes,
+                 "Keep what packages with a user stage computed of users for their next requests, "
+                 "up to this many bytes for all models; 0: keep nothing")
+      ->check(CLI::Range(std::size_t{0}, std::size_t{1} << 50))
+      ->capture_default_str();
+  add_time(app, "--user-cache-ttl-ms", cache.time_to_live,
+           "Compute it anew after this long (ms), used or not; 0: no limit");
+}
+
 void add_batching_flags(CLI::App& app, Config& config) {
   constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
   app.add_option("--max-batch-users", config.batcher.max_users,
@@ -225,6 +235,9 @@ void fill_in(Config& config) {
   if (config.max_request_memory == 0) {
     config.max_request_memory = config.host.memory_bytes / 4;
   }
+  if (config.user_cache.max_bytes > 0) {
+    config.model.user_cache = runtime::make_user_cache(config.user_cache);
+  }
 }
 
 }  // namespace
@@ -237,6 +250,7 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
       "ikbo-server");
   app.set_version_flag("--version", IKBO_VERSION);
   add_model_flags(app, config);
+  add_user_cache_flags(app, config.user_cache);
   add_batching_flags(app, config);
   add_http_flags(app, config.http);
   add_protocol_flags(app, config);

@@ -24,6 +24,7 @@ struct Config {
   PackageSources packages;
   bool allows_repository_changes = false;
   runtime::ModelOptions model;
+  runtime::UserCacheOptions user_cache;  // of `model`; no bytes: none
   BatcherOptions batcher;
   bool pins_workers = false;
   HttpOptions http;

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ikbo/runtime/user_cache.h"
 #include "server/model_stats.h"
 #include "server/request_error.h"
 #include "server/request_record.h"
@@ -106,6 +107,8 @@ struct LabelledMetrics {
   std::string version;
   const ModelMetrics* metrics = nullptr;
   std::shared_ptr<const void> owner = nullptr;  // of the metrics; null: the caller
+  // Of the users whose states the model keeps; null: it keeps none.
+  std::shared_ptr<const runtime::UserCacheCounts> user_cache = nullptr;
 };
 
 // The whole page, in the text exposition format 0.0.4.

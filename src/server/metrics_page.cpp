@@ -59,6 +59,34 @@ constexpr CostInfo kCosts[] = {
      "Bytes of the same runs had users been replicated to candidates."},
 };
 
+// Of the models that keep states of users.
+struct UserCacheInfo {
+  double (*value)(const runtime::UserCacheCounts&);
+  std::string_view name;
+  std::string_view type;
+  std::string_view help;
+};
+
+template <auto member>
+double count_of(const runtime::UserCacheCounts& counts) {
+  return static_cast<double>((counts.*member).load());
+}
+
+constexpr UserCacheInfo kUserCache[] = {
+    {count_of<&runtime::UserCacheCounts::hits>, "ikbo_user_cache_hits_total", "counter",
+     "Users of runs whose state was in the cache."},
+    {count_of<&runtime::UserCacheCounts::misses>, "ikbo_user_cache_misses_total", "counter",
+     "Users of runs whose state was not in the cache."},
+    {count_of<&runtime::UserCacheCounts::evictions>, "ikbo_user_cache_evictions_total", "counter",
+     "States let go to make room for others."},
+    {count_of<&runtime::UserCacheCounts::expirations>, "ikbo_user_cache_expirations_total",
+     "counter", "States let go at the end of their time."},
+    {count_of<&runtime::UserCacheCounts::bytes>, "ikbo_user_cache_bytes", "gauge",
+     "Bytes of the states in the cache."},
+    {count_of<&runtime::UserCacheCounts::entries>, "ikbo_user_cache_entries", "gauge",
+     "States in the cache."},
+};
+
 constexpr std::string_view kSpanOutcomes[kNumSpanOutcomes] = {"sent", "dropped", "failed"};
 
 // The models' labels, and each family of metrics in turn.
@@ -78,6 +106,15 @@ class Page {
     write_head(name, type, help, out_);
     for (std::size_t i = 0; i < models_.size(); ++i) {
       write(*models_[i].metrics, labels_[i]);
+    }
+  }
+
+  void user_cache(const UserCacheInfo& info) {
+    write_head(info.name, info.type, info.help, out_);
+    for (std::size_t i = 0; i < models_.size(); ++i) {
+      if (models_[i].user_cache != nullptr) {
+        sample(info.name, labels_[i], text_of(info.value(*models_[i].user_cache)));
+      }
     }
   }
 
@@ -122,6 +159,9 @@ void write_models(Page& page) {
                   }
                 });
   }
+  for (const UserCacheInfo& info : kUserCache) {
+    page.user_cache(info);
+  }
 }
 
 void write_server(const ServerMetrics& server, std::string& out) {
@@ -138,6 +178,18 @@ void write_server(const ServerMetrics& server, std::string& out) {
     write_sample("ikbo_trace_spans_total", "", label("outcome", kSpanOutcomes[i]),
                  text_of(server.spans[i].load()), out);
   }
+}
+
+void write_user_cache(const runtime::UserCacheCounts& counts, JsonWriter& json) {
+  json.key("user_cache").begin_object();
+  json.key("hit_count").number(counts.hits.load());
+  json.key("miss_count").number(counts.misses.load());
+  json.key("hit_rate").number(counts.hit_rate());
+  json.key("eviction_count").number(counts.evictions.load());
+  json.key("expiration_count").number(counts.expirations.load());
+  json.key("entry_count").number(counts.entries.load());
+  json.key("bytes").number(counts.bytes.load());
+  json.end_object();
 }
 
 }  // namespace
@@ -160,6 +212,9 @@ std::string encode_stats(const std::vector<LabelledMetrics>& models, std::string
       json.key("name").string(model.model);
       json.key("version").string(model.version);
       model.metrics->stats.write(json);
+      if (model.user_cache != nullptr) {
+        write_user_cache(*model.user_cache, json);
+      }
       json.end_object();
     }
   }

@@ -172,6 +172,7 @@ ServedModels::Handle ModelRepository::start(const runtime::Package& package) {
                  {"version", manifest.model_version},
                  {"max_users", manifest.max_users},
                  {"max_candidates", manifest.max_candidates},
+                 {"user_stage", manifest.user_stage.has_value() ? "yes" : "no"},
                  {"warm_up_us", duration_cast<std::chrono::microseconds>(warm_up_time).count()}});
   warn_of_missing_digests(package, logger_);
   return model;

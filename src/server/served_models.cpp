@@ -108,7 +108,8 @@ std::vector<LabelledMetrics> ServedModels::metrics() const {
   all.reserve(models_.size());
   for (const Handle& known : models_) {
     all.push_back({known->manifest().model_name, known->manifest().model_version,
-                   known->shared_metrics.get(), known->shared_metrics});
+                   known->shared_metrics.get(), known->shared_metrics,
+                   known->model->user_cache_counts()});
   }
   return all;
 }

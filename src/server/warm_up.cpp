@@ -41,6 +41,7 @@ AlignedBuffer made_up_rows(const runtime::TensorSpec& spec, std::int64_t rows,
 void run_made_up(runtime::Session& session, const runtime::Manifest& manifest,
                  std::int64_t num_users, std::int64_t num_candidates) {
   runtime::RunInputs inputs;
+  inputs.bypasses_user_cache = true;  // its users are nobody, and what runs take is to be learnt
   inputs.num_users = manifest.has_users() ? num_users : 0;
   inputs.num_candidates = num_candidates;
   std::vector<AlignedBuffer> storage;

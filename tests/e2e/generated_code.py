@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ikbo._manifest import read_manifest
+from ikbo._archive import read_manifest
 
 _FUNCTION = re.compile(
     r'^extern "C"\s+void\s+(?P<name>cpp_fused\w*)\((?P<parameters>[^)]*)\)\n\{', re.M

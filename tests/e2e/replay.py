@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ikbo._archive import read_manifest, read_replay
 from ikbo._load import ops_library_path
-from ikbo._manifest import read_manifest, read_replay
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

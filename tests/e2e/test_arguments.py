@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import ikbo
 from ikbo import _inductor, _replay
+from ikbo._programs import export
 from ikbo._served import from_module
-from ikbo.package import _export, check_name
+from ikbo.package import check_name
 from ikbo.transform import TransformedModule
 
 
@@ -184,7 +185,7 @@ def test_small_ranges_keep_both_batches_free(max_users: int, max_candidates: int
     limits = {"max_users": max_users, "max_candidates": max_candidates}
     names = ("example_inputs", "roles")
     served = from_module(Pair().eval(), *(arguments()[name] for name in names), *limits.values())
-    nodes = [n for n in _export(served, served.module).graph.nodes if n.op == "placeholder"]
+    nodes = [n for n in export(served, served.module).graph.nodes if n.op == "placeholder"]
     users, *candidates = (node.meta["val"].shape[0] for node in nodes)
     assert all(isinstance(size, torch.SymInt) for size in (users, *candidates))
     assert str(users) not in {str(size) for size in candidates}
@@ -194,7 +195,7 @@ def fail_to_compile(*_: Any) -> None:
     raise RuntimeError("the compiler failed")
 
 
-def compile_halfway(_program: Any, file: Any, _options: Any) -> None:
+def compile_halfway(_programs: Any, file: Any) -> None:
     file.write(b"half a package")
 
 
@@ -220,7 +221,7 @@ def test_miscompiled_package_is_refused(
         def forward(self, x: Tensor) -> Tensor:
             return x / 3
 
-    def compile_wrongly(_program: Any, file: Any, _options: Any) -> None:
+    def compile_wrongly(_programs: Any, file: Any) -> None:
         file.write(hand_written_package.read_bytes())
 
     monkeypatch.setattr(_inductor, "compile_to", compile_wrongly)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
-from ikbo._manifest import Manifest, read_manifest
+from ikbo._archive import read_manifest
+from ikbo._manifest import Manifest
 from tests.e2e.models import history_ranker
 
 WIDTH, HEADS, HISTORY = 32, 2, 12

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import ikbo
+from ikbo._archive import read_manifest
 from ikbo._load import ops_library_path
-from ikbo._manifest import Manifest, read_manifest
+from ikbo._manifest import Manifest
 from tests.e2e.models import Recipe, split_ranker
 from tests.e2e.replay import may_lack_replay, replay, replay_binary, replay_path
 from tests.runtime.test_ikbo_replay import edited

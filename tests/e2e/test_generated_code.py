@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import ikbo
-from ikbo._manifest import read_manifest
+from ikbo._archive import read_manifest
 from tests.e2e.generated_code import read_code
 from tests.e2e.models import Recipe, hand_written
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ikbo
-from ikbo._manifest import MANIFEST_ENTRY, read_manifest, read_replay
+from ikbo._archive import MANIFEST_ENTRY, read_manifest, read_replay
 from ikbo.transform import TransformedModule
 from tests.e2e.models import hand_written, history_ranker
 from tests.e2e.replay import assert_replays_here, replay, run

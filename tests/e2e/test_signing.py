@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ikbo._manifest import Manifest, TensorSpec, append_to_archive, read_manifest
+from ikbo._archive import append_to_archive, read_manifest
+from ikbo._manifest import Manifest, TensorSpec
 from ikbo.cli import main
 from ikbo.signing import sign, verify
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
-from ikbo._manifest import read_manifest
+from ikbo._archive import read_manifest
 from ikbo.transform import TransformedModule
 from ikbo.transform.variants import Variant, variants_of
 from tests.e2e.replay import replay, run

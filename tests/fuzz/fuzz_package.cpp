@@ -37,6 +37,14 @@ void check_promises(const Manifest& manifest) {
     indices += spec.role == Role::kIndex ? 1 : 0;
   }
   demand(indices == (manifest.has_users() ? 1 : 0));
+  if (manifest.user_stage.has_value()) {
+    std::size_t state_bytes = 0;
+    for (const TensorSpec& spec : manifest.user_stage->state) {
+      demand(spec.role == Role::kUser);
+      demand(!__builtin_add_overflow(state_bytes, spec.row_bytes(), &state_bytes));
+    }
+    demand(manifest.has_users() && !manifest.user_stage->state.empty());
+  }
   for (const FileDigest& file : manifest.files) {
     demand(!file.name.empty() && file.sha256.size() == 64);
   }

@@ -23,7 +23,7 @@ Entries code() {
 
 void check(const Entries& entries, const Manifest& checked = manifest()) {
   const std::vector<std::byte> bytes = archive_bytes(entries);
-  check_compiled_code(*Archive::open_memory(bytes, "m.pt2"), checked);
+  check_compiled_code(*Archive::open_memory(bytes, "m.pt2"), {"model", checked});
 }
 
 std::string error_for(const Entries& entries, const Manifest& checked = manifest()) {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ikbo._manifest import read_manifest
+from ikbo._archive import read_manifest
 from ikbo.signing import sign
 from tests.e2e.replay import replay, replay_binary
 from tests.e2e.test_signing import make_key

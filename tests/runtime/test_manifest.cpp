@@ -94,6 +94,61 @@ struct Broken {
 
 std::ostream& operator<<(std::ostream& out, const Broken& broken) { return out << broken.id; }
 
+// A manifest of format version 2 with this object as its user_stage.
+std::string staged_json(const std::string& stage) {
+  return replaced(replaced(manifest_json(), R"("format_version": 1)", R"("format_version": 2)"),
+                  R"("ops": [])", R"("user_stage": )" + stage + R"(, "ops": [])");
+}
+
+TEST(Manifest, SaysWhatTheUserStageHandsOver) {
+  const Manifest manifest = parse_manifest(
+      staged_json(R"({"state": [{"name": "s", "dtype": "int8", "shape": [-1, 3], "role": "user"}],
+                      "passed": ["history"]})"),
+      "m");
+  ASSERT_TRUE(manifest.user_stage.has_value());
+  ASSERT_EQ(manifest.user_stage->state.size(), 1U);
+  EXPECT_EQ(manifest.user_stage->state[0].name, "s");
+  EXPECT_EQ(manifest.user_stage->state[0].row_bytes(), 3U);
+  EXPECT_EQ(manifest.user_stage->passed, (std::vector<std::string>{"history"}));
+}
+
+TEST(Manifest, OfFormatVersion1HasNoUserStage) {
+  const std::string json =
+      replaced(manifest_json(), R"("ops": [])", R"("user_stage": 7, "ops": [])");
+  EXPECT_FALSE(parse_manifest(json, "m").user_stage.has_value());
+}
+
+TEST(Manifest, OfABrokenUserStageIsRefused) {
+  const std::string state = R"("state": [{"name": "s", "dtype": "int8", "shape": [-1],)";
+  const std::pair<std::string, std::string> broken[] = {
+      {"7", "user_stage must be an object; got 7"},
+      {R"({"passed": []})", "user_stage.state is missing"},
+      {R"({"state": [], "passed": []})",
+       "user_stage.state must be an array with at least one tensor; got []"},
+      {"{" + state + R"("role": "candidate"}], "passed": []})",
+       R"(user_stage.state[0].role must be user; got "candidate")"},
+      {R"({"state": [{"name": "s", "dtype": "int8", "shape": [-1, 2305843009213693951],
+           "role": "user"}, {"name": "t", "dtype": "int8", "shape": [-1, 2305843009213693951],
+           "role": "user"}, {"name": "u", "dtype": "int8", "shape": [-1, 2305843009213693951],
+           "role": "user"}, {"name": "v", "dtype": "int8", "shape": [-1, 2305843009213693951],
+           "role": "user"}, {"name": "w", "dtype": "int8", "shape": [-1, 2305843009213693951],
+           "role": "user"}], "passed": []})",
+       "user_stage.state must be small enough for one user's rows to have fewer than 2^63 bytes"},
+      {"{" + state + R"("role": "user"}]})", "user_stage.passed is missing"},
+      {"{" + state + R"("role": "user"}], "passed": ["item"]})",
+       R"(user_stage.passed[0] must be the name of an input of role user; got "item")"},
+      {"{" + state + R"("role": "user"}], "passed": ["age", "age"]})",
+       R"(user_stage.passed must be an array of different names; got ["age","age"])"},
+  };
+  for (const auto& [stage, message] : broken) {
+    expect_contains(error_of([&, &json = stage] { parse_manifest(staged_json(json), "m"); }),
+                    "m: " + message);
+  }
+  const std::string without =
+      replaced(manifest_json(), R"("format_version": 1)", R"("format_version": 2)");
+  expect_contains(error_of([&] { parse_manifest(without, "m"); }), "m: user_stage is missing");
+}
+
 class BrokenManifest : public ::testing::TestWithParam<Broken> {};
 
 TEST_P(BrokenManifest, IsRefusedWithTheFieldNamed) {
@@ -112,11 +167,11 @@ const char* const kOneReplay =
 INSTANTIATE_TEST_SUITE_P(
     Fields, BrokenManifest,
     ::testing::Values(
-        Broken{"version_unknown", R"("format_version": 1)", R"("format_version": 2)",
-               "format_version must be an integer in [1, 1]; got 2"},
+        Broken{"version_unknown", R"("format_version": 1)", R"("format_version": 3)",
+               "format_version must be an integer in [1, 2]; got 3"},
         Broken{"version_missing", R"("format_version": 1,)", "", "format_version is missing"},
         Broken{"version_text", R"("format_version": 1)", R"("format_version": "1")",
-               "format_version must be an integer in [1, 1]; got \"1\""},
+               "format_version must be an integer in [1, 2]; got \"1\""},
         Broken{"model_name_is_a_path", R"("name": "ranker")", R"("name": "../ranker")",
                R"(model.name must be letters, digits, '.', '_' or '-', but not '.' or '..'; )"
                R"(got "../ranker")"},

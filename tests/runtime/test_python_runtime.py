@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from ikbo import _c_api, runtime
+from ikbo._archive import read_manifest, read_replay
 from ikbo._dlpack import elements_of
-from ikbo._manifest import Manifest, read_manifest, read_replay
+from ikbo._manifest import Manifest
 from tests.e2e.test_signing import make_key
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")

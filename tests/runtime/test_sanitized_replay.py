@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ikbo._manifest import read_manifest
+from ikbo._archive import read_manifest
 from tests.e2e.replay import REPOSITORY, replay
 
 BUILD = REPOSITORY / "build" / "sanitize-replay"

@@ -39,13 +39,13 @@ Ask = Callable[..., Any]
 
 
 def asking(module: Any, address: str, **options: Any) -> Ask:
-    def ask(inputs: Arrays, **parameters: Any) -> Any:
+    def ask(inputs: Arrays, model: str = "ranker", **parameters: Any) -> Any:
         with module.InferenceServerClient(address, **options) as client:
             described = []
             for name, x in inputs.items():
                 described.append(module.InferInput(name, list(x.shape), WIRE_NAMES[x.dtype.name]))
                 described[-1].set_data_from_numpy(x)
-            return client.infer("ranker", described, **parameters)
+            return client.infer(model, described, **parameters)
 
     return ask
 

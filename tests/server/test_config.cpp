@@ -68,6 +68,25 @@ class ConfigTest : public ::testing::Test {
   std::string output_;
 };
 
+TEST_F(ConfigTest, ACacheOfUserStatesIsWantedByItsBytes) {
+  const auto without = parse({"--model", path("a.pt2")});
+  ASSERT_TRUE(without.has_value()) << output_;
+  EXPECT_EQ(without->model.user_cache, nullptr);
+  expect_contains(without->text, "user-cache-bytes = 0\nuser-cache-ttl-ms = 600000\n");
+
+  write("cache.conf", "model = " + path("a.pt2") + "\nuser-cache-bytes = 1000000\n");
+  set("IKBO_OPTION_USER_CACHE_TTL_MS", "5000");
+  const auto with = parse({"--config", path("cache.conf")});
+  ASSERT_TRUE(with.has_value()) << output_;
+  EXPECT_NE(with->model.user_cache, nullptr);
+  EXPECT_EQ(with->user_cache.max_bytes, 1'000'000U);
+  EXPECT_EQ(with->user_cache.time_to_live, std::chrono::seconds(5));
+  expect_contains(with->text, "user-cache-bytes = 1000000\nuser-cache-ttl-ms = 5000\n");
+
+  EXPECT_FALSE(parse({"--model", path("a.pt2"), "--user-cache-bytes", "-1"}).has_value());
+  expect_contains(output_, "--user-cache-bytes");
+}
+
 TEST_F(ConfigTest, ReadsAFile) {
   write("good.conf", "# models\n\nmodel = " + path("a.pt2") + "\r\n  model=" + path("b # c.pt2") +
                          "\nport = 81\nno-grpc = true\nmax-wait-us = 7\nlog-level = debug\n");

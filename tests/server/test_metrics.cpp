@@ -68,6 +68,34 @@ TEST(Metrics, CountsTheWorkOfRunsByThePackagesSpec) {
   expect_contains(text, "ikbo_batch_ratio_sum{model=\"m\",version=\"1\"} 15\n");
 }
 
+TEST(Metrics, TellOfTheUserCacheOfModelsThatHaveOne) {
+  ModelMetrics metrics;
+  const auto counts = std::make_shared<runtime::UserCacheCounts>();
+  counts->hits = 3;
+  counts->misses = 1;
+  counts->evictions = 4;
+  counts->expirations = 5;
+  counts->bytes = 6'000'000;
+  counts->entries = 7;
+  const std::vector<LabelledMetrics> models = {{"with", "1", &metrics, nullptr, counts},
+                                               {"without", "1", &metrics}};
+  const std::string page = write_metrics({}, models);
+  const std::string labels = "{model=\"with\",version=\"1\"} ";
+  expect_contains(page, "# TYPE ikbo_user_cache_hits_total counter\n");
+  expect_contains(page, "# TYPE ikbo_user_cache_bytes gauge\n");
+  expect_contains(page, "\nikbo_user_cache_hits_total" + labels + "3\n");
+  expect_contains(page, "\nikbo_user_cache_misses_total" + labels + "1\n");
+  expect_contains(page, "\nikbo_user_cache_evictions_total" + labels + "4\n");
+  expect_contains(page, "\nikbo_user_cache_expirations_total" + labels + "5\n");
+  EXPECT_EQ(seconds_of(page, "\nikbo_user_cache_bytes" + labels), 6e6);
+  expect_contains(page, "\nikbo_user_cache_entries" + labels + "7\n");
+  EXPECT_EQ(page.find("ikbo_user_cache_hits_total{model=\"without\""), std::string::npos);
+  expect_contains(encode_stats(models, "with", ""),
+                  R"("user_cache":{"hit_count":3,"miss_count":1,"hit_rate":0.75,)"
+                  R"("eviction_count":4,"expiration_count":5,"entry_count":7,"bytes":6000000})");
+  EXPECT_EQ(encode_stats(models, "without", "").find("user_cache"), std::string::npos);
+}
+
 TEST(Metrics, OverheadIsWhatIsNeitherQueueNorModel) {
   using std::chrono::milliseconds;
   ModelMetrics model;

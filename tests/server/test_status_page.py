@@ -17,7 +17,7 @@ from tests.server.serving import WIRE_NAMES, Arrays, Server, running
 from tests.transform import browser
 from tests.transform.browser import Page
 
-CHARTS = 9
+CHARTS = 10
 
 
 def inputs_of(num_users: int, num_candidates: int) -> Arrays:
@@ -84,13 +84,14 @@ def lines_of(page: Page) -> dict[str, list[tuple[float, float]]]:
     return lines
 
 
-def test_charts_are_drawn_from_live_metrics(transformed_package: Path, tmp_path: Path) -> None:
-    with running([transformed_package]) as server, traffic(server):
+def test_charts_are_drawn_from_live_metrics(staged_package: Path, tmp_path: Path) -> None:
+    with running([staged_package], "--user-cache-bytes", "1000000") as server, traffic(server):
         page = visit(server, tmp_path)
     assert page.console == []
     assert len(page.elements("article", "chart")) == CHARTS
     lines = lines_of(page)
     expected = {"requests", "p50", "p99", "waiting", "candidates", "users", "FLOPs", "bytes"}
+    expected |= {"found"}
     assert expected | {"bad request"} <= set(lines)
     for name in expected:
         points = lines[name]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ikbo._archive import read_manifest
 from ikbo._load import ops_library_path
-from ikbo._manifest import read_manifest
 
 REPO = Path(__file__).resolve().parents[2]
 BUILD = REPO / "build" / "cpu"

@@ -19,8 +19,8 @@ from examples.nets import NETS
 from examples.nets import contestants as forms
 from ikbo import _inductor
 from ikbo._layers import with_epilogues, with_one_product
+from ikbo._programs import export
 from ikbo._served import from_transformed
-from ikbo.package import _export
 
 aten = torch.ops.aten
 FUSED = aten._addmm_activation.default
@@ -167,7 +167,7 @@ def test_it_is_one_call_in_the_code(tmp_path: Path) -> None:
     path = tmp_path / "layers.pt2"
     program = with_epilogues(exported(Layers(TAKEN["two layers"][0]), torch.randn(7, 6)))
     with path.open("w+b") as file:
-        _inductor.compile_to(program, file, _inductor.compile_options("cpu"))
+        _inductor.compile_to({"model": (program, _inductor.compile_options("cpu"))}, file)
     with zipfile.ZipFile(path) as archive:
         (wrapper,) = [name for name in archive.namelist() if name.endswith(".wrapper.cpp")]
         calls = re.findall(
@@ -182,7 +182,7 @@ def test_the_layers_of_a_transformed_net() -> None:
     net = forms.plain_net("early_ranking", made.small, torch.float32, "cpu")
     module = forms.transformed(net, made.small, (4, 64), torch.float32, "cpu")
     served = from_transformed(module, None, None, both_forms=False)
-    lowered = _inductor.lowered(_export(served, served.module), torch.device("cuda"))
+    lowered = _inductor.lowered(export(served, served.module), torch.device("cuda"))
     assert count(lowered, FUSED) == 4
     index = torch.tensor([2, 0, 1, 1, 2, 2], dtype=torch.int32)
     inputs = served.make_inputs(3, index, seed=1)

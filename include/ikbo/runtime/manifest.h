@@ -73,6 +73,13 @@ struct FileDigest {
   std::string sha256;  // 64 hexadecimal digits in lower case
 };
 
+// How a package in two stages hands over from the first, which runs at the users' rows, to the
+// second, whose inputs are those of the package but for user inputs not listed here, then `state`.
+struct UserStage {
+  std::vector<TensorSpec> state;    // what the user stage returns, of role kUser
+  std::vector<std::string> passed;  // user inputs that the candidate stage reads as well
+};
+
 struct Manifest {
   std::string model_name;
   std::string model_version;
@@ -83,7 +90,8 @@ struct Manifest {
   std::vector<TensorSpec> outputs;
   std::int64_t max_users = 0;  // 0: the package has no user tensors
   std::int64_t max_candidates = 0;
-  std::vector<OpSchema> ops;  // the ikbo operators that the package calls
+  std::optional<UserStage> user_stage;  // none: the package is one program
+  std::vector<OpSchema> ops;            // the ikbo operators that the package calls
   std::vector<ReplayCase> replay;
   std::vector<FileDigest> files;  // all entries but the manifest and its signature; empty: unknown
   std::string spec_json;  // the compilation spec, as minified JSON; empty when there is none
@@ -95,7 +103,7 @@ struct Manifest {
 std::int64_t num_rows(Role role, std::int64_t num_users, std::int64_t num_candidates);
 
 // Parses and checks the JSON text. Throws ikbo::Error naming `origin` (a file, say), the field,
-// what it must be and what it is. Fields that format version 1 does not know are ignored.
+// what it must be and what it is. Fields that the format version does not know are ignored.
 Manifest parse_manifest(std::string_view json, std::string_view origin);
 
 }  // namespace ikbo::runtime

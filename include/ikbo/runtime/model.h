@@ -15,6 +15,7 @@
 #include "ikbo/error.h"
 #include "ikbo/runtime/manifest.h"
 #include "ikbo/runtime/tensor.h"
+#include "ikbo/runtime/user_cache.h"
 
 namespace ikbo::runtime {
 
@@ -73,6 +74,8 @@ struct ModelOptions {
   // wants one for each candidate: the rows are repeated before each run. Such a model has the input
   // cand_to_user as well. It is what a package made by ikbo.transform is compared with.
   std::vector<std::string> replicated_inputs;
+  // Where a package with a user stage keeps the states of its users; null: nowhere.
+  std::shared_ptr<UserStateCache> user_cache = nullptr;
 };
 
 // Throws ikbo::Error where Model::load would for these options, without loading the package's code.
@@ -89,6 +92,8 @@ class Model {
                                                     std::shared_ptr<Executor> executor);
 
   const Manifest& manifest() const { return manifest_; }
+  // Of the states that it keeps of users; null: it keeps none.
+  std::shared_ptr<const UserCacheCounts> user_cache_counts() const;
 
  private:
   friend class Session;
@@ -102,6 +107,10 @@ struct RunInputs {
   std::int64_t num_users = 0;  // 0 when the package has no user tensors
   std::int64_t num_candidates = 0;
   std::vector<TensorView> tensors;
+  // For the cache of user states: who each user is, in the caller's words; shorter than num_users:
+  // nobody says of the others.
+  std::vector<std::string> user_keys = {};
+  bool bypasses_user_cache = false;  // neither reads nor fills it
 };
 
 class Session {

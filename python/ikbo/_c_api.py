@@ -64,6 +64,7 @@ class ModelOptions(Structure):
         ("ops_library", c_char_p),
         ("num_sessions", c_int32),
         ("threads_per_run", c_int32),
+        ("cuda_graphs", c_int32),
     )
 
 

@@ -47,6 +47,8 @@ class Model:
         num_sessions: runs that may be under way at once; further calls wait.
         threads_per_run: threads of PyTorch within a run, a setting of the whole process; 0 leaves
             it as it is.
+        cuda_graphs: of a package for CUDA, record the runs of at most so many sizes as CUDA graphs,
+            for each session, where that makes them faster; it takes a second or so.
         ops_library: path of `libikbo_ops.so`; None: the one that `import ikbo` loads.
         trusted_keys: PEM files of Ed25519 public keys, of which one must have signed the package.
         require_digests: refuse a package whose manifest lists no digests of its files.
@@ -70,6 +72,7 @@ class Model:
         *,
         num_sessions: int = 1,
         threads_per_run: int = 0,
+        cuda_graphs: int = 0,
         ops_library: str | os.PathLike[str] | None = None,
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
         require_digests: bool = False,
@@ -91,6 +94,7 @@ class Model:
             ops_library=os.fsencode(ops_library or ops_library_path()),
             num_sessions=num_sessions,
             threads_per_run=threads_per_run,
+            cuda_graphs=cuda_graphs,
         )
         model = self._make("model", "ikbo_model_load", package, options)
         self._sessions: queue.LifoQueue[ctypes.c_void_p] = queue.LifoQueue()

@@ -204,12 +204,8 @@ def test_weights_that_both_stages_read_are_counted() -> None:
     }
     roles = {"seen": "user", "item": "candidate", "cand_to_user": "index"}
     served = from_module(Shared().eval(), inputs, roles, 4, 64)
-    assert (
-        take_apart(
-            served, _inductor.lowered(export(served, served.module), served.device)
-        ).shared_bytes
-        == 50 * 8 * 4
-    )
+    program = _inductor.lowered(export(served, served.module), served.device)
+    assert take_apart(served, program).shared_bytes == 50 * 8 * 4
     assert awkward().shared_bytes == 0, "the layer over all users' histories is in one of them"
 
 

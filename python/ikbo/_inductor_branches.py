@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 
 def has_branches(program: ExportedProgram) -> bool:
@@ -86,7 +85,7 @@ def _branchings(around: GraphModule) -> list[Node]:
 
 def _freeze_branches(around: GraphModule) -> None:
     """Freezes the branches of a frozen graph; its constants move into those that read them."""
-    shared = _Shared()
+    held: list[Tensor] = []
     for branching in _branchings(around):
         condition, *branches, operands = branching.args
         constants = {
@@ -95,14 +94,14 @@ def _freeze_branches(around: GraphModule) -> None:
             if node.op == "get_attr"
         }
         for branch in branches:
-            _freeze_branch(getattr(around, branch.target), constants, shared)
+            _freeze_branch(getattr(around, branch.target), constants, held)
         left = tuple(node for i, node in enumerate(operands) if i not in constants)
         branching.args = (condition, *branches, left)
     around.graph.eliminate_dead_code()
     around.recompile()
 
 
-def _freeze_branch(branch: GraphModule, constants: dict[int, Tensor], shared: _Shared) -> None:
+def _freeze_branch(branch: GraphModule, constants: dict[int, Tensor], held: list[Tensor]) -> None:
     from torch._inductor.constant_folding import constant_fold, replace_node_with_constant
     from torch._inductor.fx_passes.freezing_patterns import freezing_passes
     from torch._inductor.fx_passes.post_grad import view_to_reshape
@@ -112,59 +111,19 @@ def _freeze_branch(branch: GraphModule, constants: dict[int, Tensor], shared: _S
         replace_node_with_constant(branch, inputs[i], value)
     view_to_reshape(branch)
     freezing_passes(branch, [x.meta["val"] for i, x in enumerate(inputs) if i not in constants])
-    shared.hold_constants(branch)
-    shared.pack(branch)
     constant_fold(branch)
-    shared.hold_constants(branch)
+    # Each constant is held once. A weight that is packed for U rows in one branch and for B rows in
+    # another is two: what was packed for the other's rows is slower.
+    for node in branch.graph.find_nodes(op="get_attr"):
+        value = attrgetter(node.target)(branch)
+        if not isinstance(value, Tensor):
+            continue
+        same = next((other for other in held if _is_equal(value, other)), None)
+        if same is None:
+            held.append(value)
+        elif same is not value:
+            replace_node_with_constant(branch, node, same)
     branch.recompile()
-
-
-class _Shared:
-    """The constants of all branches, each of which is held once."""
-
-    def __init__(self) -> None:
-        self._held: list[Tensor] = []
-        self._packed: list[tuple[Tensor, Tensor]] = []
-
-    def hold_constants(self, branch: GraphModule) -> None:
-        """Puts the tensor that another branch holds in the place of one that equals it."""
-        for node in branch.graph.find_nodes(op="get_attr"):
-            value = attrgetter(node.target)(branch)
-            if not isinstance(value, Tensor):
-                continue
-            same = next((other for other in self._held if _is_equal(value, other)), None)
-            if same is None:
-                self._held.append(value)
-            elif same is not value:
-                _put(branch, node, same)
-
-    def pack(self, branch: GraphModule) -> None:
-        """Packs the weights of layers; one that a branch before has packed is that one.
-
-        oneDNN packs for a number of rows, those that the branch was traced with, but multiplies any
-        number by what was packed for another.
-        """
-        target = torch.ops.mkldnn._reorder_linear_weight
-        for node in branch.graph.find_nodes(op="call_function", target=target):
-            weight, permuted = node.args[0], None
-            if weight.target is torch.ops.aten.permute.default:
-                weight, permuted = weight.args
-            if weight.op != "get_attr":
-                continue
-            value = attrgetter(weight.target)(branch)
-            value = value if permuted is None else value.permute(permuted)
-            same = next((packed for other, packed in self._packed if _is_one(value, other)), None)
-            if same is None:
-                with _disable_current_modes():
-                    same = target(value, *node.args[1:])
-                self._packed.append((value, same))
-            _put(branch, node, same)
-
-
-def _put(branch: GraphModule, node: Node, value: Tensor) -> None:
-    from torch._inductor.constant_folding import replace_node_with_constant
-
-    replace_node_with_constant(branch, node, value)
 
 
 def _is_one(a: Tensor, b: Tensor) -> bool:

@@ -135,7 +135,10 @@ def test_branches_are_frozen(package: Path) -> None:
 
 
 def test_packed_weights_are_held_once(package: Path) -> None:
-    """Those of the layers behind the first, which both branches pack; the first is taken apart."""
+    """Those of the layers behind the first, which both branches pack; the first is taken apart.
+
+    The user's layer is packed for U rows in one branch and for B rows in the other, here alike.
+    """
     shapes = re.findall(r"constants_info_\[\d+\]\.shape = \{(\d+, \d+)\}", code_of(package))
     first = [f"16, {TABLE + 6}", f"16, {TABLE}", "16, 6"]
     others = [f"{ROWS}, {TABLE}", f"{TABLE}, {TABLE}", "16, 16", "16, 16", "1, 16"]

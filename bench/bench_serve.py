@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from bench.serve.contest import Contest, Search
 from bench.serve.processes import (
     BINARIES,
     Histogram,
@@ -93,20 +94,6 @@ Row = dict[str, Any]
 
 def show(text: str) -> None:
     print(text, flush=True)
-
-
-@dataclass(frozen=True)
-class Contest:
-    """A net with an index against the same one replicated."""
-
-    net: str
-    ours: str  # name of the workload
-    flags: Sequence[str]  # of both servers
-    user_inputs: Sequence[str]
-    search_seconds: float  # at least, of one step
-    search_range: tuple[float, float]  # in the rate of one request after the other
-    search_steps: int
-    tolerance: float
 
 
 @dataclass(frozen=True)
@@ -238,11 +225,11 @@ def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: flo
     Errors:
         RuntimeError: none of the rates was within the limit.
     """
-    low, high = (load_ / alone for load_ in bench.contest.search_range)
+    low, high = (load_ / alone for load_ in bench.contest.search.load_range)
     best = Kept(0.0, 0.0)
-    for _ in range(bench.contest.search_steps):
+    for _ in range(bench.contest.search.steps):
         rate = (low + high) / 2
-        seconds = max(bench.contest.search_seconds, SEARCH_REQUESTS / rate)
+        seconds = max(bench.contest.search.seconds, SEARCH_REQUESTS / rate)
         seen = bench.ask(ports, name, "http", rate, seconds, timeout_ms=math.ceil(10 * limit_ms))
         p99_ms = seen["latency_us"]["p99"] / 1e3
         is_within = p99_ms <= limit_ms and not seen["errors"]
@@ -365,10 +352,11 @@ def measure_start(bench: Bench) -> list[Row]:
 
 
 def measure_graphs(bench: Bench) -> list[Row]:
-    """Runs as CUDA graphs against runs without, in process."""
-    from bench.serve.graphs import graph_rows
+    """Runs in process: as CUDA graphs against runs without, two sessions against one."""
+    from bench.serve.graphs import graph_rows, overlap_row
 
-    rows = graph_rows(bench.workloads["ours"].package)
+    package = bench.workloads["ours"].package
+    rows = [*graph_rows(package), overlap_row(package)]
     return [row | make_row(row["case"], row["unit"], row["ours"], **row["peers"]) for row in rows]
 
 
@@ -417,36 +405,14 @@ PARTS: dict[str, dict[str, Callable[[Bench], list[Row]]]] = {
 
 
 def make_bench(device: str, time_scale: float) -> Bench:
-    if device == "cpu":
-        contest = Contest(
-            "movielens",
-            "ikbo",
-            demo_flags(DEMO_MERGED, NUM_CANDIDATES),
-            USER_INPUTS,
-            SEARCH_SECONDS,
-            SEARCH_RANGE,
-            SEARCH_STEPS,
-            TOLERANCE,
-        )
-        return Bench(make_workloads(), time_scale, contest)
-    from bench.serve import late_ranking
+    if device == "cuda":
+        from bench.serve import late_ranking
 
-    flags = [
-        f"--workers={late_ranking.WORKERS}",
-        f"--max-batch-users={late_ranking.MAX_MERGED}",
-        f"--max-batch-candidates={late_ranking.MAX_MERGED * NUM_CANDIDATES}",
-        "--max-queue=1048576",
-        f"--threads={late_ranking.SERVER_THREADS}",
-    ]
-    contest = Contest(
-        "late_ranking",
-        "ours",
-        flags,
-        late_ranking.USER_INPUTS,
-        *late_ranking.SEARCH,
-        late_ranking.ANSWER_TOLERANCE,
-    )
-    return Bench(late_ranking.make_workloads(), time_scale, contest)
+        return Bench(late_ranking.make_workloads(), time_scale, late_ranking.CONTEST)
+    search = Search(SEARCH_SECONDS, SEARCH_RANGE, SEARCH_STEPS)
+    flags = demo_flags(DEMO_MERGED, NUM_CANDIDATES)
+    contest = Contest("movielens", "ikbo", flags, USER_INPUTS, search, TOLERANCE)
+    return Bench(make_workloads(), time_scale, contest)
 
 
 def main() -> int:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs in this process: latency of runs with and without, and what padding costs."""
+"""Runs on a GPU in this process: with CUDA graphs and without, and two at once."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,8 @@ GRAPHS = 256
 SIZES = ((1, 16), (1, 64), (1, 128), (1, 256), (1, 512), (2, 1024), (4, 2048))
 PADDED = {(1, 57): (1, 64), (1, 113): (1, 128), (1, 225): (1, 256), (3, 225): (4, 256)}
 ROUNDS = 41
+OVERLAP_SIZE = (1, 500)
+OVERLAP_SECONDS = 1.5
 
 
 def requests_of(num_users: int, num_candidates: int, seed: int) -> dict[str, np.ndarray]:
@@ -54,3 +58,34 @@ def graph_rows(package: Path) -> list[dict[str, Any]]:
             row["padding"] = found[PADDED[size]]["without_graphs"] / plain - 1
         rows.append(row)
     return rows
+
+
+def runs_per_second(model: ikbo.runtime.Model, num_threads: int) -> float:
+    inputs = requests_of(*OVERLAP_SIZE, seed=6)
+    counts = [0] * num_threads
+    begin = time.perf_counter()
+
+    def work(thread: int) -> None:
+        while time.perf_counter() - begin < OVERLAP_SECONDS:
+            model(**inputs)
+            counts[thread] += 1
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.perf_counter() - begin)
+
+
+def overlap_row(package: Path) -> dict[str, Any]:
+    """Two sessions, one of which copies while the other computes, against one."""
+    model = ikbo.runtime.Model(package, num_sessions=2)
+    runs_per_second(model, 2)  # warms both up
+    users, candidates = OVERLAP_SIZE
+    return {
+        "case": {"what": "overlap", "net": "late_ranking", "U": users, "B": candidates},
+        "unit": "runs/s",
+        "ours": runs_per_second(model, 2),
+        "peers": {"one_session": runs_per_second(model, 1)},
+    }

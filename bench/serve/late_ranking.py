@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
+from bench.serve.contest import Contest, Search
 from bench.serve.workloads import NUM_CANDIDATES, NUM_REQUESTS, Workload, write_requests
 from examples.movielens.artefacts import REPOSITORY, made_once
 from examples.movielens.serving import MODEL
@@ -29,13 +30,23 @@ DEVICE = "cuda"
 TABLE_ROWS = 32768  # ids of 16 bits
 MAX_USERS = 8  # of the packages' runs
 MAX_MERGED = 4  # requests of NUM_CANDIDATES in one run of the server
-WORKERS = 2  # one copies while the other computes
-SERVER_THREADS = 6
-SEARCH = (2.5, (0.3, 2.5), 5)  # seconds, range and steps: see Contest
 USER_INPUTS = ("fields", "history")
 EXAMPLE_ROWS = 64
 TOLERANCE = 0.03  # of logits: what 16-bit products of several layers round in another order
-ANSWER_TOLERANCE = 2 * TOLERANCE  # the package's answers and the expected ones both round
+CONTEST = Contest(
+    "late_ranking",
+    "ours",
+    [
+        "--workers=2",  # one copies while the other computes
+        f"--max-batch-users={MAX_MERGED}",
+        f"--max-batch-candidates={MAX_MERGED * NUM_CANDIDATES}",
+        "--max-queue=1048576",
+        "--threads=6",
+    ],
+    USER_INPUTS,
+    Search(2.5, (0.3, 2.5), 5),
+    2 * TOLERANCE,  # the package's answers and the expected ones both round
+)
 _NETS = ("late_ranking", "net")
 SOURCES = [Path(__file__), *(REPOSITORY / "examples/nets" / f"{name}.py" for name in _NETS)]
 

@@ -208,11 +208,11 @@ class Synchronising(nn.Module):
         return {"score": (ikbo.expand(values, cand_to_user) * item).sum(1)}
 
 
-def package_synchronising(path: Path, device: str) -> Path:
+def package_synchronising(path: Path) -> Path:
     example = {
-        "user": torch.randn(4, 5, 5, device=device),
-        "item": torch.randn(24, 5, device=device),
-        "cand_to_user": torch.zeros(24, dtype=torch.int32, device=device),
+        "user": torch.randn(4, 5, 5, device="cuda"),
+        "item": torch.randn(24, 5, device="cuda"),
+        "cand_to_user": torch.zeros(24, dtype=torch.int32, device="cuda"),
     }
     roles = {"user": "user", "item": "candidate", "cand_to_user": "index"}
     ikbo.package(
@@ -224,7 +224,7 @@ def package_synchronising(path: Path, device: str) -> Path:
 
 @needs_gpu
 def test_what_cannot_be_recorded_runs_without_on_the_gpu(tmp_path: Path) -> None:
-    package = package_synchronising(tmp_path / "eigenvalues.pt2", "cuda")
+    package = package_synchronising(tmp_path / "eigenvalues.pt2")
     rng = np.random.default_rng(6)
     inputs = {
         "user": rng.standard_normal((3, 5, 5), dtype=np.float32),
@@ -283,8 +283,3 @@ def test_the_server_runs_without_on_the_gpu(
         assert_close(Client(server.port).infer(*encode(inputs)), plain(**inputs))
         assert read_metric(server.port, 'ikbo_gpu_runs_total{launch="graph"}') == 0
         assert read_metric(server.port, 'ikbo_gpu_runs_total{launch="kernels"}') > 0
-
-
-def test_the_model_that_synchronises_can_be_packaged(tmp_path: Path) -> None:
-    """Here too, where its test has no GPU to run on."""
-    package_synchronising(tmp_path / "eigenvalues.pt2", "cpu")

@@ -5,9 +5,10 @@ Server and load generator are processes of their own on this machine, every answ
 parts: what the server adds to a request, alone and beside an echo service of the same stack;
 requests a second against the same net with replicated inputs at equal p99; the curve of throughput
 and p99 with and without batching; users who ask twice, with and without a cache of their states;
-parsing in process; the start of the process.
+parsing in process; the start of the process. On a GPU (`--device cuda`, into `serve-h200.json`):
+against replicated inputs as well, for late ranking; runs with CUDA graphs and without.
 
-usage: python -m bench.bench_serve [--prepare] [PART ...]
+usage: python -m bench.bench_serve [--device cuda] [--prepare] [PART ...]
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import torch
 
+from bench.serve.contest import Contest, Search
 from bench.serve.processes import (
     BINARIES,
     Histogram,
@@ -70,18 +72,22 @@ CACHE_BYTES = 1 << 30  # room for all users
 # What must be reached: at most, in the unit of the row; otherwise at least, and in what.
 MOST = {"overhead_p50": 100, "overhead_p99": 300, "cold_start": 1}
 MAX_ECHO = 1.3  # times the latency of the echo service, over gRPC
-MIN_REPLICATED = 7  # times the rate of the replicated net
+MIN_REPLICATED = {"cpu": 7, "cuda": 5}  # times the rate of the replicated net
 MIN_JSON = 0.7  # times the speed of simdjson
 MIN_BINARY = 2  # GB/s
-SOURCES = [
+_SHARED = [
     "bench/bench_serve.py",
     "bench/serve/*",
     "examples/movielens/*.py",
     "examples/nets/*.py",
     "include/ikbo/**/*.h",
     *(f"python/ikbo/{name}" for name in ("*.py", "nn/*.py", "transform/**/*.py")),
-    *(f"src/{folder}/*" for folder in ("common", "cpu", "torch_ops", "runtime", "server")),
+    *(f"src/{folder}/*" for folder in ("common", "torch_ops", "runtime", "server")),
 ]
+SOURCES = {
+    "cpu": [*_SHARED, "src/cpu/*"],
+    "cuda": [*_SHARED, "src/kernels/**/*"],
+}
 
 Row = dict[str, Any]
 
@@ -96,6 +102,7 @@ class Bench:
 
     workloads: Mapping[str, Workload]
     time_scale: float  # 1 for figures that count
+    contest: Contest
 
     def ask(
         self, ports: Ports, name: str, protocol: str, rate: float, seconds: float, **flags: Any
@@ -110,7 +117,7 @@ class Bench:
             seconds=seconds * self.time_scale,
             warm_up_seconds=seconds * self.time_scale / 5,
             connections=CONNECTIONS,
-            tolerance=TOLERANCE,
+            tolerance=self.contest.tolerance,
             **flags,
         )
 
@@ -218,11 +225,11 @@ def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: flo
     Errors:
         RuntimeError: none of the rates was within the limit.
     """
-    low, high = (load_ / alone for load_ in SEARCH_RANGE)
+    low, high = (load_ / alone for load_ in bench.contest.search.load_range)
     best = Kept(0.0, 0.0)
-    for _ in range(SEARCH_STEPS):
+    for _ in range(bench.contest.search.steps):
         rate = (low + high) / 2
-        seconds = max(SEARCH_SECONDS, SEARCH_REQUESTS / rate)
+        seconds = max(bench.contest.search.seconds, SEARCH_REQUESTS / rate)
         seen = bench.ask(ports, name, "http", rate, seconds, timeout_ms=math.ceil(10 * limit_ms))
         p99_ms = seen["latency_us"]["p99"] / 1e3
         is_within = p99_ms <= limit_ms and not seen["errors"]
@@ -239,18 +246,18 @@ def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: flo
 
 
 def measure_throughput(bench: Bench) -> list[Row]:
-    """The demo's net: with an index against replicated inputs, the same server and clients."""
-    flags = demo_flags(DEMO_MERGED, NUM_CANDIDATES)
-    replicated_flags = [*flags, f"--replicated={','.join(USER_INPUTS)}"]
-    replicated_net, ours_net = bench.workloads["replicated"], bench.workloads["ikbo"]
+    """With an index against replicated inputs, the same server and clients."""
+    contest = bench.contest
+    replicated_flags = [*contest.flags, f"--replicated={','.join(contest.user_inputs)}"]
+    replicated_net, ours_net = bench.workloads["replicated"], bench.workloads[contest.ours]
     with running_server(replicated_net.package, *replicated_flags) as server:
         alone = seconds_alone(server.ports, replicated_net, count=8)
         limit_ms = P99_IN_RUNS * alone * 1e3
         replicated = find_rate(bench, server.ports, "replicated", alone, limit_ms)
-    with running_server(ours_net.package, *flags) as server:
+    with running_server(ours_net.package, *contest.flags) as server:
         alone = seconds_alone(server.ports, ours_net)
-        ours = find_rate(bench, server.ports, "ikbo", alone, limit_ms)
-    case = {"what": "throughput", "net": "movielens", "candidates": NUM_CANDIDATES}
+        ours = find_rate(bench, server.ports, contest.ours, alone, limit_ms)
+    case = {"what": "throughput", "net": contest.net, "candidates": NUM_CANDIDATES}
     row = make_row(case, "requests/s", ours.rate, replicated=replicated.rate)
     p99 = {"limit": limit_ms, "ours": ours.p99_ms, "replicated": replicated.p99_ms}
     return [{**row, "p99_ms": p99}]
@@ -344,8 +351,18 @@ def measure_start(bench: Bench) -> list[Row]:
     return [{**row, "warm_up_s": statistics.median(warm_up)}]
 
 
-def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def measure_graphs(bench: Bench) -> list[Row]:
+    """Runs in process: as CUDA graphs against runs without, two sessions against one."""
+    from bench.serve.graphs import graph_rows, overlap_row
+
+    package = bench.workloads["ours"].package
+    rows = [*graph_rows(package), overlap_row(package)]
+    return [row | make_row(row["case"], row["unit"], row["ours"], **row["peers"]) for row in rows]
+
+
+def failures(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
     """What the server must reach and did not."""
+    min_replicated = MIN_REPLICATED[device]
     found = []
     for row in rows:
         ours, peers, case = row["ours"], row["peers"], row["case"]
@@ -360,10 +377,10 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(
                 f"{text_of(case)}: {ours:.0f} us; at most {MAX_ECHO} x {peers['echo']:.0f}"
             )
-        if what == "throughput" and not ours >= MIN_REPLICATED * peers["replicated"]:
+        if what == "throughput" and not ours >= min_replicated * peers["replicated"]:
             found.append(
                 f"{text_of(case)}: {ours / peers['replicated']:.2f}x replicated's; "
-                f"at least {MIN_REPLICATED}x"
+                f"at least {min_replicated}x"
             )
         if what == "user_cache" and not ours < peers["cache_off"]:
             found.append(f"{text_of(case)}: {ours:.4g} ms; less than {peers['cache_off']:.4g}")
@@ -374,44 +391,68 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-PARTS: dict[str, Callable[[Bench], list[Row]]] = {
-    "parsing": measure_parsing,
-    "start": measure_start,
-    "overhead": measure_overhead,
-    "batching": measure_batching,
-    "throughput": measure_throughput,
-    "user_cache": measure_user_cache,
+PARTS: dict[str, dict[str, Callable[[Bench], list[Row]]]] = {
+    "cpu": {
+        "parsing": measure_parsing,
+        "start": measure_start,
+        "overhead": measure_overhead,
+        "batching": measure_batching,
+        "throughput": measure_throughput,
+        "user_cache": measure_user_cache,
+    },
+    "cuda": {"graphs": measure_graphs, "throughput": measure_throughput},
 }
+
+
+def make_bench(device: str, time_scale: float) -> Bench:
+    if device == "cuda":
+        from bench.serve import late_ranking
+
+        return Bench(late_ranking.make_workloads(), time_scale, late_ranking.CONTEST)
+    search = Search(SEARCH_SECONDS, SEARCH_RANGE, SEARCH_STEPS)
+    flags = demo_flags(DEMO_MERGED, NUM_CANDIDATES)
+    contest = Contest("movielens", "ikbo", flags, USER_INPUTS, search, TOLERANCE)
+    return Bench(make_workloads(), time_scale, contest)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.bench_serve", description=__doc__.split("\n", 1)[0]
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all")
+    names = "; ".join(f"{device}: {', '.join(parts)}" for device, parts in PARTS.items())
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {names}; all")
+    parser.add_argument("--device", choices=PARTS, default="cpu")
     parser.add_argument("--prepare", action="store_true", help="make packages and requests alone")
     parser.add_argument("--quick", action="store_true", help="a tenth of the time, to try it out")
     parser.add_argument("--out", type=Path, help="folder of the result file; with --quick required")
     arguments = parser.parse_args()
     if arguments.quick and arguments.out is None:
         parser.error("--quick: its figures must not be kept; give --out")
-    if unknown := set(arguments.parts) - set(PARTS):
-        parser.error(f"PART must be one of {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
+    device = arguments.device
+    parts = PARTS[device]
+    if unknown := set(arguments.parts) - set(parts):
+        parser.error(f"PART must be one of {', '.join(parts)}; got {', '.join(sorted(unknown))}")
     torch.set_num_threads(THREADS)
     show("packages and requests")
-    bench = Bench(make_workloads(), 0.1 if arguments.quick else 1.0)
+    bench = make_bench(device, 0.1 if arguments.quick else 1.0)
     if arguments.prepare:
         return 0
-    results = ResultFile("serve", SOURCES, arguments.out, keep=bool(arguments.parts), device="cpu")
+    results = ResultFile(
+        "serve",
+        SOURCES[device],
+        arguments.out,
+        keep=bool(arguments.parts),
+        device="cpu" if device == "cpu" else "h200",
+    )
     measured = []
-    for name in arguments.parts or PARTS:
+    for name in arguments.parts or parts:
         begin = time.monotonic()
         show(name)
-        for row in PARTS[name](bench):
+        for row in parts[name](bench):
             results.add(row)
             measured.append(row)
         show(f"  {name}: {time.monotonic() - begin:.0f} s")
-    missed = failures(measured)
+    missed = failures(measured, device)
     for text in missed:
         print(f"FAILED: {text}", file=sys.stderr)
     return 1 if missed else 0

@@ -33,3 +33,16 @@ add_library(ikbo_torch_full INTERFACE)
 target_include_directories(ikbo_torch_full SYSTEM INTERFACE
   ${IKBO_TORCH_DIR}/include ${IKBO_TORCH_DIR}/include/torch/csrc/api/include)
 target_link_libraries(ikbo_torch_full INTERFACE ikbo_torch_cpu ikbo_c10)
+
+# CUDA's headers: those of the packages that PyTorch's wheel for CUDA depends on, or the toolkit's.
+if(EXISTS ${IKBO_TORCH_DIR}/lib/libtorch_cuda.so)
+  file(GLOB ikbo_cuda_wheels ${IKBO_TORCH_DIR}/../nvidia/cu*/include)
+  find_path(IKBO_CUDA_HEADERS cuda_runtime_api.h
+            HINTS ${ikbo_cuda_wheels} /usr/local/cuda/include)
+endif()
+if(IKBO_CUDA_HEADERS)
+  message(STATUS "ikbo: CUDA graphs are built (headers at ${IKBO_CUDA_HEADERS})")
+else()
+  message(STATUS "ikbo: CUDA graphs are not built: PyTorch is without CUDA, or its headers are "
+                 "absent")
+endif()

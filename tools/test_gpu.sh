@@ -3,11 +3,13 @@
 # The tests of the CUDA kernels, on a machine with an H100 or H200 and compute-sanitizer. Needs a
 # python3 with PyTorch and pytest, and either nvcc, CMake, ninja and GoogleTest, or a build folder
 # without CMakeCache.txt that holds what was built elsewhere: bin/*_test, bin/lce_example,
-# lib/libikbo_ops.so, bin/ikbo-replay and, in lib, what that links besides PyTorch. No network.
-# ikbo-replay needs libzip, simdjson, xxHash, OpenSSL and CLI11; without it the tests of packages fail.
+# lib/libikbo_ops.so, bin/ikbo-replay, bin/ikbo-server and, in lib, libikbo.so,
+# libikbo_runtime.so.0, libikbo_cuda_graphs.so and what they link besides PyTorch. No network.
+# The runtime needs libzip, simdjson, xxHash, OpenSSL and CLI11, the server Boost and gRPC too;
+# without them the tests of packages fail.
 # usage: tools/test_gpu.sh [BUILD_FOLDER]     build/sm90 when none is named
-# IKBO_OPS_LIBRARY=... names another operator library for the Python tests, IKBO_REPLAY=... another
-# ikbo-replay; LOGS=... keeps the logs.
+# IKBO_OPS_LIBRARY=... names another operator library for the Python tests, IKBO_REPLAY=...,
+# IKBO_SERVER=... and IKBO_C_LIBRARY=... another of these; LOGS=... keeps the logs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -35,19 +37,20 @@ build() {
     -DCMAKE_PREFIX_PATH="$BUILD/installed"
   cmake --build "$BUILD/example"
   cp "$BUILD/example/lce_example" "$BUILD/bin/"
-  build_replay
+  build_runtime
 }
 
-# ikbo-replay, which is built without CUDA.
-build_replay() {
-  if ! pkg-config --exists --print-errors libzip simdjson libxxhash CLI11 libcrypto; then
-    echo 'test-gpu: ikbo-replay is not built; the tests that replay packages fail' >&2
+# The runtime and what runs on it, which are built without CUDA.
+build_runtime() {
+  if ! pkg-config --exists --print-errors libzip simdjson libxxhash CLI11 libcrypto grpc++; then
+    echo 'test-gpu: the runtime is not built; the tests of packages fail' >&2
     return
   fi
-  cmake --preset cpu -B "$BUILD/replay" --log-level=NOTICE -DIKBO_BUILD_OPS=OFF \
+  cmake --preset cpu -B "$BUILD/runtime" --log-level=NOTICE -DIKBO_BUILD_OPS=OFF \
     -DIKBO_BUILD_TESTS=OFF -DPython3_EXECUTABLE="$(command -v $PYTHON)"
-  cmake --build "$BUILD/replay" --target ikbo-replay
-  cp "$BUILD/replay/bin/ikbo-replay" "$BUILD/bin/"
+  cmake --build "$BUILD/runtime" --target ikbo-replay ikbo-server ikbo_c ikbo_cuda_graphs
+  cp "$BUILD/runtime/bin/"ikbo-{replay,server} "$BUILD/bin/"
+  cp -P "$BUILD/runtime/lib/"libikbo{,_runtime,_cuda_graphs}.so* "$BUILD/lib/"
 }
 
 # start NAME COMMAND...: runs it beside others, output to LOGS/NAME. Not beside all: they share the
@@ -69,11 +72,13 @@ start() {
 SECONDS=0
 build
 IKBO_OPS_LIBRARY=$(absolute "${IKBO_OPS_LIBRARY:-$BUILD/lib/libikbo_ops.so}")
-# A test that finds none where this names one fails.
+# A test that finds none where these name one fails.
 IKBO_REPLAY=$(absolute "${IKBO_REPLAY:-$BUILD/bin/ikbo-replay}")
-export IKBO_OPS_LIBRARY IKBO_REPLAY
+IKBO_SERVER=$(absolute "${IKBO_SERVER:-$BUILD/bin/ikbo-server}")
+IKBO_C_LIBRARY=$(absolute "${IKBO_C_LIBRARY:-$BUILD/lib/libikbo.so}")
+export IKBO_OPS_LIBRARY IKBO_REPLAY IKBO_SERVER IKBO_C_LIBRARY
 export PYTHONPATH=$PWD/python
-# For an ikbo-replay that was built elsewhere; one from here knows where its libraries are.
+# For what was built elsewhere; what is from here knows where its libraries are.
 TORCH=$($PYTHON -c "import importlib.util as u; print(u.find_spec('torch').origin)")
 export LD_LIBRARY_PATH=$BUILD/lib:${TORCH%/*}/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
@@ -84,6 +89,7 @@ pytest() { OMP_NUM_THREADS=2 start "$1" $PYTHON -m pytest -q -rs -p no:cacheprov
 start a-gpu-for-pytorch $PYTHON -c "import torch; torch.zeros(1, device='cuda')"
 pytest python-packages tests/e2e/test_generated_code.py -k on_the_gpu
 pytest replayed-package tests/e2e/test_cuda_package.py -k on_the_gpu
+pytest cuda-graphs tests/e2e/test_cuda_graphs.py -k on_the_gpu
 for file in tests/ops/test_*cuda*.py; do
   name=${file##*/test_}
   pytest "python-${name%.py}" "$file"

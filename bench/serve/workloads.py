@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tritonclient.grpc import service_pb2
 
 import ikbo
 from examples.movielens.artefacts import (
@@ -134,6 +133,8 @@ def history_cases() -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
 
 
 def grpc_body(inputs: Arrays) -> bytes:
+    from tritonclient.grpc import service_pb2  # which the GPU machine lacks
+
     message = service_pb2.ModelInferRequest(model_name=MODEL)
     for name, x in inputs.items():
         message.inputs.add(name=name, datatype=WIRE_NAMES[x.dtype.name], shape=x.shape)
@@ -142,16 +143,20 @@ def grpc_body(inputs: Arrays) -> bytes:
 
 
 def write_requests(
-    name: str, cases: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]], folder: Path
+    name: str,
+    cases: Sequence[tuple[dict[str, Tensor], dict[str, Tensor]]],
+    folder: Path,
+    protocols: Sequence[str] = ("http", "grpc"),
 ) -> dict[str, Path]:
-    """Files of `ikbo-load` for pairs of inputs and outputs, by protocol."""
-    described: dict[str, list[dict[str, str | int]]] = {"http": [], "grpc": []}
+    """Files of `ikbo-load` for pairs of inputs and outputs, by protocol, HTTP among them."""
+    described: dict[str, list[dict[str, str | int]]] = {key: [] for key in protocols}
     for number, (inputs, outputs) in enumerate(cases):
         arrays = {key: x.numpy() for key, x in inputs.items()}
         body, headers = encode(arrays)
-        names = {key: f"{name}-{number}.{key}" for key in ("http", "grpc", "expected")}
+        names = {key: f"{name}-{number}.{key}" for key in (*protocols, "expected")}
         (folder / names["http"]).write_bytes(body)
-        (folder / names["grpc"]).write_bytes(grpc_body(arrays))
+        if "grpc" in protocols:
+            (folder / names["grpc"]).write_bytes(grpc_body(arrays))
         (folder / names["expected"]).write_bytes(
             b"".join(x.numpy().tobytes() for x in outputs.values())
         )

@@ -15,7 +15,10 @@ from pathlib import Path
 import numpy as np
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-WIRE_NAMES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "bool": "BOOL"}
+WIRE_NAMES = {
+    "int64": "INT64", "int32": "INT32", "int16": "INT16", "float32": "FP32", "float16": "FP16",
+    "bool": "BOOL",
+}  # fmt: skip
 NUMPY_NAMES = {wire: name for name, wire in WIRE_NAMES.items()}
 MODEL = "ranker"
 START_SECONDS = 60

@@ -231,6 +231,7 @@ ikbo_error* ikbo_model_load(const ikbo_package* package, const ikbo_model_option
     load.ops_library = given.ops_library == nullptr ? "" : given.ops_library;
     load.num_sessions = given.num_sessions == 0 ? 1 : given.num_sessions;
     load.threads_per_run = given.threads_per_run;
+    load.graphs.max_graphs = given.cuda_graphs;
     auto loaded = std::make_unique<ikbo_model>();
     loaded->model = runtime::Model::load(package->package, load);
     *model = loaded.release();

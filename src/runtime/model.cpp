@@ -105,6 +105,8 @@ void check_model_options(const Package& package, const ModelOptions& options) {
              options.num_sessions);
   IKBO_CHECK(options.threads_per_run >= 0, package.path(),
              ": threads_per_run must not be negative; got ", options.threads_per_run);
+  IKBO_CHECK(options.graphs.max_graphs >= 0, package.path(),
+             ": graphs.max_graphs must not be negative; got ", options.graphs.max_graphs);
   if (!options.replicated_inputs.empty()) {
     with_user_inputs(package.manifest(), options.replicated_inputs, package.path());
   }

@@ -11,6 +11,7 @@
 
 #include "ikbo/error.h"
 #include "server/config_file.h"
+#include "server/gpu_flags.h"
 #include "server/request_error.h"
 
 namespace ikbo::server {
@@ -251,6 +252,7 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   app.set_version_flag("--version", IKBO_VERSION);
   add_model_flags(app, config);
   add_user_cache_flags(app, config.user_cache);
+  add_gpu_flags(app, config.model.graphs);
   add_batching_flags(app, config);
   add_http_flags(app, config.http);
   add_protocol_flags(app, config);
@@ -278,6 +280,8 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   config.grpc.idle_timeout = config.http.idle_timeout;
   config.grpc.handshake_timeout = config.http.read_timeout;
   config.model.num_sessions = config.batcher.num_workers;
+  config.model.graphs.max_users = config.batcher.max_users;
+  config.model.graphs.max_candidates = config.batcher.max_candidates;
   return config;
 }
 

@@ -113,6 +113,26 @@ int check(const Config& config, const Logger& logger) {
   return EXIT_SUCCESS;
 }
 
+runtime::ModelOptions with_graph_log(runtime::ModelOptions options, const Logger& logger) {
+  options.graphs.on_made = [&logger](const runtime::GraphReport& report) {
+    if (report.error.empty()) {
+      logger.write(LogLevel::kInfo, "cuda_graphs",
+                   {{"model", report.model_name},
+                    {"version", report.model_version},
+                    {"graphs", report.num_graphs},
+                    {"sizes", report.num_sizes},
+                    {"bytes", report.bytes},
+                    {"us", report.time.count()}});
+    } else {
+      logger.write(LogLevel::kWarning, "cuda_graphs_failed",
+                   {{"model", report.model_name},
+                    {"version", report.model_version},
+                    {"error", report.error}});
+    }
+  };
+  return options;
+}
+
 int serve(const Config& config, const Arguments& arguments, const Logger& logger) {
   AccessTokens tokens = check_options(config, logger);
   logger.write(LogLevel::kInfo, "starting",
@@ -123,16 +143,17 @@ int serve(const Config& config, const Arguments& arguments, const Logger& logger
                 {"max_request_memory", config.max_request_memory}});
   Core core(config.max_request_memory, std::move(tokens));
   core.observer.emplace(config.observer, logger, core.metrics);
-  core.repository.emplace(RepositoryOptions{.sources = config.packages,
-                                            .open = opener(config),
-                                            .load =
-                                                [&config](const runtime::Package& package) {
-                                                  return runtime::Model::load(package,
-                                                                              config.model);
-                                                },
-                                            .batcher = config.batcher,
-                                            .allows_changes = config.allows_repository_changes},
-                          core.models, core.background, logger);
+  core.repository.emplace(
+      RepositoryOptions{.sources = config.packages,
+                        .open = opener(config),
+                        .load =
+                            [&config, &logger](const runtime::Package& package) {
+                              return runtime::Model::load(package,
+                                                          with_graph_log(config.model, logger));
+                            },
+                        .batcher = config.batcher,
+                        .allows_changes = config.allows_repository_changes},
+      core.models, core.background, logger);
   core.repository->load_all();
   serve_until_stopped(config, arguments, logger, core);
   logger.write(LogLevel::kInfo, "stopped");

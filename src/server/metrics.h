@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ikbo/runtime/cuda_graphs.h"
 #include "ikbo/runtime/user_cache.h"
 #include "server/model_stats.h"
 #include "server/request_error.h"
@@ -111,8 +113,9 @@ struct LabelledMetrics {
   std::shared_ptr<const runtime::UserCacheCounts> user_cache = nullptr;
 };
 
-// The whole page, in the text exposition format 0.0.4.
-std::string write_metrics(const ServerMetrics& server, const std::vector<LabelledMetrics>& models);
+// The whole page, in the text exposition format 0.0.4; `gpu` of a process that uses one.
+std::string write_metrics(const ServerMetrics& server, const std::vector<LabelledMetrics>& models,
+                          const std::optional<runtime::GpuCounts>& gpu = runtime::gpu_counts());
 
 // The statistics of the models of that name; an empty version stands for all of them.
 std::string encode_stats(const std::vector<LabelledMetrics>& models, std::string_view name,

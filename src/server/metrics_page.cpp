@@ -180,6 +180,25 @@ void write_server(const ServerMetrics& server, std::string& out) {
   }
 }
 
+void write_gpu(const runtime::GpuCounts& counts, std::string& out) {
+  write_head("ikbo_gpu_runs_total", "counter",
+             "Runs on the GPU: as one CUDA graph, or kernel by kernel.", out);
+  write_sample("ikbo_gpu_runs_total", "", label("launch", "graph"), text_of(counts.graph_runs),
+               out);
+  write_sample("ikbo_gpu_runs_total", "", label("launch", "kernels"), text_of(counts.plain_runs),
+               out);
+  write_head("ikbo_gpu_allocations_total", "counter",
+             "Times that CUDA was asked for memory of the GPU, or for pinned memory of the host.",
+             out);
+  write_sample("ikbo_gpu_allocations_total", "", label("memory", "device"),
+               text_of(counts.device_allocations), out);
+  write_sample("ikbo_gpu_allocations_total", "", label("memory", "pinned"),
+               text_of(counts.pinned_allocations), out);
+  write_head("ikbo_gpu_memory_bytes", "gauge", "Bytes of the GPU that PyTorch's allocator holds.",
+             out);
+  write_sample("ikbo_gpu_memory_bytes", "", "", text_of(counts.device_bytes), out);
+}
+
 void write_user_cache(const runtime::UserCacheCounts& counts, JsonWriter& json) {
   json.key("user_cache").begin_object();
   json.key("hit_count").number(counts.hits.load());
@@ -194,10 +213,14 @@ void write_user_cache(const runtime::UserCacheCounts& counts, JsonWriter& json) 
 
 }  // namespace
 
-std::string write_metrics(const ServerMetrics& server, const std::vector<LabelledMetrics>& models) {
+std::string write_metrics(const ServerMetrics& server, const std::vector<LabelledMetrics>& models,
+                          const std::optional<runtime::GpuCounts>& gpu) {
   Page page(models);
   write_models(page);
   write_server(server, page.out());
+  if (gpu.has_value()) {
+    write_gpu(*gpu, page.out());
+  }
   return std::move(page.out());
 }
 

@@ -202,6 +202,24 @@ TEST_F(ConfigTest, ReadsWhatIsToBeObserved) {
   expect_refused(model + "slow-request-ms = -1\n", "--slow-request-ms");
 }
 
+TEST_F(ConfigTest, BoundsCudaGraphsAsItDoesRuns) {
+  auto config = parse({"--model", path("a.pt2")});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->model.graphs.max_graphs, 128);
+  EXPECT_EQ(config->model.graphs.max_bytes, 0u);
+  expect_contains(config->text, "cuda-graphs = 128\ncuda-graph-memory = 0\n");
+  config = parse({"--model", path("a.pt2"), "--cuda-graphs", "0", "--cuda-graph-memory", "1000",
+                  "--max-batch-users", "3", "--max-batch-candidates", "70"});
+  ASSERT_TRUE(config.has_value()) << output_;
+  EXPECT_EQ(config->model.graphs.max_graphs, 0);
+  EXPECT_EQ(config->model.graphs.max_bytes, 1000u);
+  EXPECT_EQ(config->model.graphs.max_users, 3);
+  EXPECT_EQ(config->model.graphs.max_candidates, 70);
+  const std::string model = "model = " + path("a.pt2") + "\n";
+  expect_refused(model + "cuda-graphs = -1\n", "--cuda-graphs");
+  expect_refused(model + "cuda-graph-memory = x\n", "--cuda-graph-memory");
+}
+
 TEST_F(ConfigTest, ZerosAreSharesOfTheMachine) {
   const char* threads = std::getenv("OMP_NUM_THREADS");
   const std::string kept = threads == nullptr ? "" : threads;

@@ -51,6 +51,16 @@ TEST(Metrics, PageNamesModelsCodesAndErrors) {
   expect_contains(text, "\nikbo_connections 0\n");
 }
 
+TEST(Metrics, PageTellsOfTheGpuWhereThereIsOne) {
+  EXPECT_EQ(write_metrics({}, {}).find("ikbo_gpu_"), std::string::npos);
+  const std::string text = write_metrics({}, {}, runtime::GpuCounts{5, 4, 3, 2, 1000});
+  expect_contains(text, "ikbo_gpu_runs_total{launch=\"graph\"} 5\n");
+  expect_contains(text, "ikbo_gpu_runs_total{launch=\"kernels\"} 4\n");
+  expect_contains(text, "ikbo_gpu_allocations_total{memory=\"device\"} 3\n");
+  expect_contains(text, "ikbo_gpu_allocations_total{memory=\"pinned\"} 2\n");
+  expect_contains(text, "\nikbo_gpu_memory_bytes 1000\n");
+}
+
 TEST(Metrics, CountsTheWorkOfRunsByThePackagesSpec) {
   const std::string_view spec =
       R"({"version": 1, "variants": [], "rows": [{"flops_before": "100*B", "flops_after": "90*U",

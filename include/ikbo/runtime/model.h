@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ikbo/error.h"
+#include "ikbo/runtime/cuda_graphs.h"
 #include "ikbo/runtime/manifest.h"
 #include "ikbo/runtime/tensor.h"
 #include "ikbo/runtime/user_cache.h"
@@ -76,6 +77,7 @@ struct ModelOptions {
   std::vector<std::string> replicated_inputs;
   // Where a package with a user stage keeps the states of its users; null: nowhere.
   std::shared_ptr<UserStateCache> user_cache = nullptr;
+  GraphOptions graphs;
 };
 
 // Throws ikbo::Error where Model::load would for these options, without loading the package's code.
@@ -115,6 +117,7 @@ struct RunInputs {
 
 class Session {
  public:
+  // Where ModelOptions::graphs asks for CUDA graphs it makes them, which takes a second or so.
   explicit Session(std::shared_ptr<const Model> model);
   // Checks dtypes, shapes, byte counts, ranges and index values, then runs. Inputs may have any
   // alignment (those off their element's are copied) and are not read after the return. Outputs are

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose throughput `bench.bench_serve` finds: a net with an index, and the same replicated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Search:
+    """How the largest rate is found."""
+
+    seconds: float  # at least, of one step
+    load_range: tuple[float, float]  # in the rate of one request after the other
+    steps: int
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The workloads `ours` (under its name) and `replicated`."""
+
+    net: str
+    ours: str
+    flags: Sequence[str]  # of both servers
+    user_inputs: Sequence[str]
+    search: Search
+    tolerance: float  # of answers

@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import os
 import re
 import subprocess
 import time
@@ -28,6 +29,7 @@ Ports = Mapping[str, int]  # protocol to port
 class Started:
     """A server that listens, and how it got there."""
 
+    process_id: int
     ports: Ports
     seconds: float  # from the process's start to listening
     warm_up_seconds: float  # of them
@@ -57,8 +59,20 @@ def _wait_listening(process: subprocess.Popen[str], begin: float) -> Started:
             warm_up_us = int(found[1])
         if found := re.search(r"event=listening .* port=(\d+) grpc_port=(\d+)", line):
             ports = {"http": int(found[1]), "grpc": int(found[2])}
-            return Started(ports, time.perf_counter() - begin, warm_up_us / 1e6)
+            return Started(process.pid, ports, time.perf_counter() - begin, warm_up_us / 1e6)
     raise RuntimeError(f"bench_serve: ikbo-server must start; its log says:\n{log}")
+
+
+@contextmanager
+def beside_workers(server: Started) -> Iterator[None]:
+    """Keeps what is started meanwhile, and this process, where all threads of the server are but
+    its pinned workers."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, os.sched_getaffinity(server.process_id))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @contextmanager

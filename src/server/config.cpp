@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "ikbo/error.h"
 #include "server/config_file.h"
@@ -53,7 +54,7 @@ void add_model_flags(CLI::App& app, Config& config) {
   app.add_flag(
       "--pin-workers", config.pins_workers,
       "Give each worker of a model, with the threads of its runs, a share of the cores that "
-      "this process may use, and no other");
+      "this process may use, and no other; cores that runs leave over are for all other threads");
   app.add_option("--threads-per-run", config.model.threads_per_run,
                  "Threads inside one run; 0: a share of this process's cores for each worker")
       ->check(CLI::Range(0, kMaxThreads))
@@ -227,9 +228,14 @@ void fill_in(Config& config) {
     config.model.threads_per_run = std::max(1, config.host.cores / config.batcher.num_workers);
   }
   if (config.pins_workers) {
-    config.batcher.on_worker_start = [cores = find_cores(),
-                                      count = config.batcher.num_workers](int worker) {
-      pin_thread(share_of_worker(cores, worker, count));
+    const std::vector<CpuSet> all = find_cores();
+    const int num_workers = config.batcher.num_workers;
+    const int threads = config.model.threads_per_run;  // 0: who set OpenMP's variable knows
+    CoreSplit cores =
+        split_cores(all, threads > 0 ? num_workers * threads : static_cast<int>(all.size()));
+    config.cpus_beside_workers = std::move(cores.others);
+    config.batcher.on_worker_start = [cores = std::move(cores.workers), num_workers](int worker) {
+      pin_thread(share_of_worker(cores, worker, num_workers));
     };
   }
   if (config.max_request_memory == 0) {

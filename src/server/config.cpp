@@ -155,7 +155,8 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 40))
       ->capture_default_str();
   app.add_option("--max-connections", http.max_connections,
-                 "Open connections; one more gets status 503")
+                 "Open connections of HTTP, and as many of gRPC; one more gets status 503, and "
+                 "over gRPC and TLS is closed")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 20))
       ->capture_default_str();
   add_time(app, "--idle-timeout-ms", http.idle_timeout,
@@ -281,6 +282,7 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   fill_in(config);
   config.grpc.host = config.http.host;
   config.grpc.max_message_bytes = config.http.max_body_bytes;
+  config.grpc.max_connections = config.http.max_connections;
   config.grpc.idle_timeout = config.http.idle_timeout;
   config.grpc.handshake_timeout = config.http.read_timeout;
   config.model.num_sessions = config.batcher.num_workers;

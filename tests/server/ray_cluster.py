@@ -63,6 +63,16 @@ def load(url: str, options: dict[str, Any], is_over: threading.Event, first: int
     return seen
 
 
+def kill_replica(server: str) -> bool:
+    """Kills the actor, as a machine that fails takes all of it; whether its server died, too."""
+    status = Path(f"/proc/{server}/status").read_text()
+    os.kill(int(status.split("PPid:")[1].split()[0]), signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{server}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not os.path.exists(f"/proc/{server}")
+
+
 def main(options: dict[str, Any]) -> dict[str, Any]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
@@ -92,13 +102,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         try:
             time.sleep(options["seconds"] / 2)
             victim = before[0]
-            # The actor, as a machine that fails takes all of it; its server dies with it.
-            status = Path(f"/proc/{victim}/status").read_text()
-            os.kill(int(status.split("PPid:")[1].split()[0]), signal.SIGKILL)
             killed = time.monotonic()
-            while os.path.exists(f"/proc/{victim}") and time.monotonic() < killed + 10:
-                time.sleep(0.05)
-            is_server_gone = not os.path.exists(f"/proc/{victim}")
+            is_server_gone = kill_replica(victim)
             deadline = time.monotonic() + 120
             while time.monotonic() < deadline:
                 found = set(replicas().values())

@@ -93,22 +93,25 @@ def running_echo(reply_bytes: int) -> Iterator[Ports]:
 
 
 def load(
-    protocol: str, ports: Ports, requests: Path, **flags: float | str | bool
+    protocol: str, ports: Ports, requests: Path, *, niceness: int = 0, **flags: float | str | bool
 ) -> dict[str, Any]:
-    """Runs `ikbo-load` and returns what it prints. A flag that is True has no value.
+    """Runs `ikbo-load`, so much nicer than this process, and returns what it prints. A flag that is
+    True has no value.
 
     Errors:
         RuntimeError: it failed, or answers were not the expected ones.
     """
-    command = [str(BINARIES / "ikbo-load"), f"--protocol={protocol}", f"--port={ports[protocol]}"]
-    command += [f"--requests={requests}"]
+    command = ["nice", "-n", str(niceness), str(BINARIES / "ikbo-load")]
+    command += [f"--protocol={protocol}", f"--port={ports[protocol]}", f"--requests={requests}"]
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if value is not False:
             command.append(flag if value is True else f"{flag}={value}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"bench_serve: ikbo-load failed: {done.stderr.strip()}")
+        raise RuntimeError(
+            f"bench_serve: ikbo-load failed with status {done.returncode}: {done.stderr.strip()}"
+        )
     figures: dict[str, Any] = json.loads(done.stdout)
     if "wrong_answer" in figures["errors"]:
         raise RuntimeError(f"bench_serve: wrong answers: {figures}")

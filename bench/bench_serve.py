@@ -32,6 +32,7 @@ from bench.serve.processes import (
     BINARIES,
     Histogram,
     Ports,
+    beside_workers,
     load,
     read_histograms,
     running_echo,
@@ -54,9 +55,11 @@ from ikbo.testing.bench_results import ResultFile
 THREADS = 2  # of a run of the demo's net
 LIGHT_LOAD, HALF_LOAD = 0.1, 0.5  # of the time in which the model runs
 OVERHEAD_SECONDS = 10
+CLIENT_NICENESS = 10
 CONNECTIONS = 64
 TOLERANCE = 1e-4  # of logits of a few units: fp32 sums in another order
 BODY_BYTES = 65536
+LIGHT_SIZES = {"candidates": NUM_CANDIDATES, "bytes": BODY_BYTES}
 # A limit on p99 that the replicated net can keep while requests of others wait: four of its runs.
 P99_IN_RUNS = 4
 SEARCH_STEPS = 4
@@ -122,7 +125,7 @@ class Bench:
         )
 
     def ask_watched(
-        self, ports: Ports, name: str, protocol: str, rate: float, seconds: float
+        self, ports: Ports, name: str, protocol: str, rate: float, seconds: float, **flags: Any
     ) -> tuple[dict[str, Any], dict[str, Histogram]]:
         """The client's figures, and what the server's histograms gained.
 
@@ -130,7 +133,7 @@ class Bench:
             RuntimeError: a request was not answered.
         """
         before = read_histograms(ports["http"])
-        seen = self.ask(ports, name, protocol, rate, seconds)
+        seen = self.ask(ports, name, protocol, rate, seconds, **flags)
         if seen["errors"]:
             raise RuntimeError(f"bench_serve: every request must be answered; got {seen['errors']}")
         after = read_histograms(ports["http"])
@@ -149,24 +152,42 @@ def text_of(case: Mapping[str, Any]) -> str:
     )
 
 
+def full_rate(bench: Bench, ports: Ports) -> float:
+    """Requests a second at which one worker's model would run all of the time."""
+    _, gained = bench.ask_watched(ports, "light", "http", 100, 3)
+    return 1 / gained["ikbo_run_seconds"].mean()
+
+
 def measure_overhead(bench: Bench) -> list[Row]:
     """What the server adds, by its own clock at half load and by the client's at a light one."""
+    return [*_added_by_server(bench), *_added_for_client(bench)]
+
+
+def _added_by_server(bench: Bench) -> list[Row]:
+    """The worker has a core of its own, and the server's other threads come before the clients'."""
     rows: list[Row] = []
-    sizes = {"candidates": NUM_CANDIDATES, "bytes": BODY_BYTES}
-    added_us = {}
-    with running_server(bench.workloads["light"].package, "--threads-per-run=1") as server:
-        _, gained = bench.ask_watched(server.ports, "light", "http", 100, 3)
-        full_rate = 1 / gained["ikbo_run_seconds"].mean()
+    seconds = OVERHEAD_SECONDS
+    flags = ("--threads-per-run=1", "--pin-workers")
+    with running_server(bench.workloads["light"].package, *flags) as server, beside_workers(server):
+        rate = HALF_LOAD * full_rate(bench, server.ports)
         for protocol in ("http", "grpc"):
-            rate = HALF_LOAD * full_rate
-            _, gained = bench.ask_watched(server.ports, "light", protocol, rate, OVERHEAD_SECONDS)
+            _, gained = bench.ask_watched(
+                server.ports, "light", protocol, rate, seconds, niceness=CLIENT_NICENESS
+            )
             for figure, share in (("overhead_p50", 0.5), ("overhead_p99", 0.99)):
-                case = {"what": figure, "protocol": protocol, "load": HALF_LOAD, **sizes}
+                case = {"what": figure, "protocol": protocol, "load": HALF_LOAD, **LIGHT_SIZES}
                 ours = gained["ikbo_overhead_seconds"].quantile(share) * 1e6
                 queue = gained["ikbo_queue_seconds"].quantile(share) * 1e6
                 rows.append({**make_row(case, "us", ours), "rate": rate, "queue_us": queue})
+    return rows
+
+
+def _added_for_client(bench: Bench) -> list[Row]:
+    rows: list[Row] = []
+    added_us = {}
+    with running_server(bench.workloads["light"].package, "--threads-per-run=1") as server:
+        rate = LIGHT_LOAD * full_rate(bench, server.ports)
         for protocol in ("http", "grpc"):
-            rate = LIGHT_LOAD * full_rate
             seen, gained = bench.ask_watched(
                 server.ports, "light", protocol, rate, OVERHEAD_SECONDS
             )
@@ -175,7 +196,7 @@ def measure_overhead(bench: Bench) -> list[Row]:
     with running_echo(NUM_CANDIDATES * 4 + 200) as ports:
         for protocol, ours in added_us.items():
             seen = bench.ask(ports, "light", protocol, rate, OVERHEAD_SECONDS, ignore_answers=True)
-            case = {"what": "client_p50_without_model", "protocol": protocol, **sizes}
+            case = {"what": "client_p50_without_model", "protocol": protocol, **LIGHT_SIZES}
             rows.append(
                 {**make_row(case, "us", ours, echo=seen["latency_us"]["p50"]), "rate": rate}
             )

@@ -105,7 +105,7 @@ void run_grpc(const LoadOptions& options, const std::vector<LoadRequest>& reques
     outstanding.add();
     stubs[number % stubs.size()]->UnaryCall(
         &call->context, kMethod, grpc::StubOptions(), &bodies[number % bodies.size()],
-        &call->answer, [call, &request, &record, &outstanding](const grpc::Status& status) {
+        &call->answer, [call, &request, &record, &outstanding](const grpc::Status& status) mutable {
           const Clock::time_point done = Clock::now();
           if (status.ok()) {
             const std::string outputs =
@@ -115,6 +115,8 @@ void run_grpc(const LoadOptions& options, const std::vector<LoadRequest>& reques
           } else {
             record.failed(call->due, "grpc_" + std::to_string(status.error_code()));
           }
+          // A context has its channel: the last of these must not end on a thread of gRPC's.
+          call.reset();
           outstanding.remove();
         });
   }

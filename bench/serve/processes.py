@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import os
 import re
 import subprocess
 import time
@@ -28,6 +29,7 @@ Ports = Mapping[str, int]  # protocol to port
 class Started:
     """A server that listens, and how it got there."""
 
+    process_id: int
     ports: Ports
     seconds: float  # from the process's start to listening
     warm_up_seconds: float  # of them
@@ -57,8 +59,20 @@ def _wait_listening(process: subprocess.Popen[str], begin: float) -> Started:
             warm_up_us = int(found[1])
         if found := re.search(r"event=listening .* port=(\d+) grpc_port=(\d+)", line):
             ports = {"http": int(found[1]), "grpc": int(found[2])}
-            return Started(ports, time.perf_counter() - begin, warm_up_us / 1e6)
+            return Started(process.pid, ports, time.perf_counter() - begin, warm_up_us / 1e6)
     raise RuntimeError(f"bench_serve: ikbo-server must start; its log says:\n{log}")
+
+
+@contextmanager
+def beside_workers(server: Started) -> Iterator[None]:
+    """Keeps what is started meanwhile, and this process, where all threads of the server are but
+    its pinned workers."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, os.sched_getaffinity(server.process_id))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @contextmanager
@@ -79,22 +93,25 @@ def running_echo(reply_bytes: int) -> Iterator[Ports]:
 
 
 def load(
-    protocol: str, ports: Ports, requests: Path, **flags: float | str | bool
+    protocol: str, ports: Ports, requests: Path, *, niceness: int = 0, **flags: float | str | bool
 ) -> dict[str, Any]:
-    """Runs `ikbo-load` and returns what it prints. A flag that is True has no value.
+    """Runs `ikbo-load`, so much nicer than this process, and returns what it prints. A flag that is
+    True has no value.
 
     Errors:
         RuntimeError: it failed, or answers were not the expected ones.
     """
-    command = [str(BINARIES / "ikbo-load"), f"--protocol={protocol}", f"--port={ports[protocol]}"]
-    command += [f"--requests={requests}"]
+    command = ["nice", "-n", str(niceness), str(BINARIES / "ikbo-load")]
+    command += [f"--protocol={protocol}", f"--port={ports[protocol]}", f"--requests={requests}"]
     for name, value in flags.items():
         flag = f"--{name.replace('_', '-')}"
         if value is not False:
             command.append(flag if value is True else f"{flag}={value}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"bench_serve: ikbo-load failed: {done.stderr.strip()}")
+        raise RuntimeError(
+            f"bench_serve: ikbo-load failed with status {done.returncode}: {done.stderr.strip()}"
+        )
     figures: dict[str, Any] = json.loads(done.stdout)
     if "wrong_answer" in figures["errors"]:
         raise RuntimeError(f"bench_serve: wrong answers: {figures}")

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include "ikbo/error.h"
 #include "server/config_file.h"
@@ -54,7 +55,7 @@ void add_model_flags(CLI::App& app, Config& config) {
   app.add_flag(
       "--pin-workers", config.pins_workers,
       "Give each worker of a model, with the threads of its runs, a share of the cores that "
-      "this process may use, and no other");
+      "this process may use, and no other; cores that runs leave over are for all other threads");
   app.add_option("--threads-per-run", config.model.threads_per_run,
                  "Threads inside one run; 0: a share of this process's cores for each worker")
       ->check(CLI::Range(0, kMaxThreads))
@@ -155,7 +156,8 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 40))
       ->capture_default_str();
   app.add_option("--max-connections", http.max_connections,
-                 "Open connections; one more gets status 503")
+                 "Open connections of HTTP, and as many of gRPC; one more gets status 503, and "
+                 "over gRPC and TLS is closed")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 20))
       ->capture_default_str();
   add_time(app, "--idle-timeout-ms", http.idle_timeout,
@@ -228,9 +230,14 @@ void fill_in(Config& config) {
     config.model.threads_per_run = std::max(1, config.host.cores / config.batcher.num_workers);
   }
   if (config.pins_workers) {
-    config.batcher.on_worker_start = [cores = find_cores(),
-                                      count = config.batcher.num_workers](int worker) {
-      pin_thread(share_of_worker(cores, worker, count));
+    const std::vector<CpuSet> all = find_cores();
+    const int num_workers = config.batcher.num_workers;
+    const int threads = config.model.threads_per_run;  // 0: who set OpenMP's variable knows
+    CoreSplit cores =
+        split_cores(all, threads > 0 ? num_workers * threads : static_cast<int>(all.size()));
+    config.cpus_beside_workers = std::move(cores.others);
+    config.batcher.on_worker_start = [cores = std::move(cores.workers), num_workers](int worker) {
+      pin_thread(share_of_worker(cores, worker, num_workers));
     };
   }
   if (config.max_request_memory == 0) {
@@ -277,6 +284,7 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   fill_in(config);
   config.grpc.host = config.http.host;
   config.grpc.max_message_bytes = config.http.max_body_bytes;
+  config.grpc.max_connections = config.http.max_connections;
   config.grpc.idle_timeout = config.http.idle_timeout;
   config.grpc.handshake_timeout = config.http.read_timeout;
   config.model.num_sessions = config.batcher.num_workers;

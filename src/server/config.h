@@ -27,6 +27,7 @@ struct Config {
   runtime::UserCacheOptions user_cache;  // of `model`; no bytes: none
   BatcherOptions batcher;
   bool pins_workers = false;
+  CpuSet cpus_beside_workers;  // for all other threads; empty: any
   HttpOptions http;
   bool no_grpc = false;
   GrpcOptions grpc;

@@ -50,6 +50,8 @@ RequestError no_memory() {
 
 Connection::Connection(asio::ip::tcp::socket socket, ConnectionContext& context)
     : context_(context), end_{context, this}, stream_(std::move(socket), context.tls) {
+  ErrorCode ignored;
+  ignored = stream_.tcp().socket().non_blocking(true, ignored);
   ++context_.metrics.connections;
 }
 
@@ -85,6 +87,7 @@ void Connection::stop() {
 }
 
 void Connection::next_request() {
+  serializer_.reset();
   response_.reset();
   body_.reset();
   chunks_.reset();
@@ -226,11 +229,9 @@ void Connection::dispatch() {
   request.target = view(head.target());
   request.body = std::move(body_);
   request.record = record_;
-  context_.router.handle(std::move(request),
-                         [self = shared_from_this()](std::function<HttpReply()> make) {
-                           asio::post(self->stream_.get_executor(),
-                                      [self, make = std::move(make)] { self->reply(make()); });
-                         });
+  context_.router.handle(std::move(request), [self = shared_from_this()](PendingReply pending) {
+    self->take(std::move(pending));
+  });
 }
 
 void Connection::begin_record() {

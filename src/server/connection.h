@@ -3,8 +3,10 @@
 //
 //   (TLS handshake) -> idle -> head -> (100 Continue) -> body -> router -> reply -> idle
 //
-// Everything runs on the connection's strand. Each step has its timeout; a step that fails ends the
-// connection, with an error reply first where the client can still be told.
+// Everything runs on the connection's strand, but for one step: a reply that is quick to make is
+// made and sent by the thread that has it, a worker as a rule, since waking another one would take
+// longer. Each step has its timeout; a step that fails ends the connection, with an error reply
+// first where the client can still be told.
 #pragma once
 
 #include <atomic>
@@ -14,6 +16,7 @@
 #include <boost/beast/http/empty_body.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/serializer.hpp>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -84,7 +87,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void dispatch();
   // The rest of the request, if any, stays unread: the connection ends after the reply.
   void refuse_and_end(const RequestError& error);
+  // By any thread: while the router has a request, nothing else happens to the connection.
+  void take(PendingReply pending);
   void reply(HttpReply reply);
+  void send();
   void on_replied(ErrorCode error);
   void end();
   void linger();
@@ -113,6 +119,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::shared_ptr<RequestBody> body_;
   std::shared_ptr<RequestRecord> record_;  // of the request that the router has
   std::optional<boost::beast::http::response<ReplyBody>> response_;
+  std::optional<boost::beast::http::response_serializer<ReplyBody>> serializer_;  // of response_
   std::chrono::steady_clock::time_point begin_;
   bool is_idle_ = false;
   bool has_unread_body_ = false;

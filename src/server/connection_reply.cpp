@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second half of a connection's turn: from the reply to the next request or to the end.
-#include <boost/asio/write.hpp>
+#include <boost/asio/dispatch.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/beast/core/error.hpp>
 #include <boost/beast/http/write.hpp>
 #include <string_view>
@@ -22,6 +23,18 @@ constexpr std::chrono::seconds kLingerTime{2};
 
 }  // namespace
 
+void Connection::take(PendingReply pending) {
+  const auto& head = parser_->get();
+  if (pending.is_quick &&
+      wanted_coding(view(head[http::field::accept_encoding])) == Coding::kIdentity) {
+    HttpReply made = pending.make();
+    pending.make = {};  // once the client has its answer the server may end, and what this holds
+    return reply(std::move(made));
+  }
+  asio::post(stream_.get_executor(),
+             [self = shared_from_this(), make = std::move(pending.make)] { self->reply(make()); });
+}
+
 void Connection::reply(HttpReply reply) {
   const auto& head = parser_->get();
   pack_reply(wanted_coding(view(head[http::field::accept_encoding])), reply);
@@ -34,13 +47,37 @@ void Connection::reply(HttpReply reply) {
                         head.method() != http::verb::head);
   response_->body() = std::move(reply);
   response_->prepare_payload();
+  serializer_.emplace(*response_);
+  send();
+}
+
+// What the socket takes at once, all of most replies, it gets from this thread; the rest waits for
+// it. From then on the connection may be another thread's.
+void Connection::send() {
+  const std::function<void()> on_sent = std::move(response_->body().on_sent);
+  const auto note_sent = [&on_sent] {
+    if (on_sent) {
+      on_sent();
+    }
+  };
+  ErrorCode error;
+  if (!stream_.has_tls()) {
+    http::write_some(stream_.tcp(), *serializer_, error);
+    const bool is_full = error == asio::error::would_block;
+    if (!error) {
+      note_sent();
+    }
+    if (serializer_->is_done() || (error && !is_full)) {
+      return asio::dispatch(stream_.get_executor(),
+                            [self = shared_from_this(), error] { self->on_replied(error); });
+    }
+  }
   stream_.tcp().expires_after(context_.options.write_timeout);
-  http::async_write(stream_, *response_, [self = shared_from_this()](ErrorCode error, std::size_t) {
-    self->on_replied(error);
-  });
-  // What the socket takes is in it by now.
-  if (const auto& on_sent = response_->body().on_sent) {
-    on_sent();
+  http::async_write(
+      stream_, *serializer_,
+      [self = shared_from_this()](ErrorCode failure, std::size_t) { self->on_replied(failure); });
+  if (stream_.has_tls()) {
+    note_sent();  // by now
   }
 }
 

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "ikbo/error.h"
+#include "server/grpc_listener.h"
 #include "server/grpc_service.h"
 
 namespace ikbo::server {
@@ -50,24 +51,23 @@ int milliseconds(std::chrono::milliseconds time) {
   return static_cast<int>(std::min<std::int64_t>(time.count(), std::numeric_limits<int>::max()));
 }
 
-std::string address(const std::string& host, std::uint16_t port) {
-  const bool is_ipv6 = host.find(':') != std::string::npos;
-  return (is_ipv6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
-}
-
 }  // namespace
 
 class GrpcServer::Impl {
  public:
   Impl(const GrpcOptions& options, const TlsOptions& tls, Core& core, const Logger& logger)
-      : core_(core), service_(core), unknown_(core) {
+      : core_(core),
+        listener_(options.host, options.port, options.max_connections, core.metrics, logger),
+        service_(core),
+        unknown_(core) {
     grpc_logger = &logger;
     gpr_set_log_function(log_for_grpc);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort(address(options.host, options.port), make_credentials(tls), &port);
+    using Builder = grpc::ServerBuilder::experimental_type;
+    connections_ = builder.experimental().AddExternalConnectionAcceptor(
+        Builder::ExternalConnectionType::FROM_FD, make_credentials(tls));
     builder.RegisterService(&service_);
     builder.RegisterCallbackGenericService(&unknown_);
     configure(options, builder);
@@ -75,10 +75,13 @@ class GrpcServer::Impl {
     grpc::ResourceQuota quota("ikbo-server");
     builder.SetResourceQuota(quota.Resize(std::max(core.request_memory.limit(), kMinQuotaBytes)));
     server_ = builder.BuildAndStart();
-    IKBO_CHECK(server_ != nullptr && port != 0,
-               "--host, --grpc-port: must be a free address of this machine; got ",
-               address(options.host, options.port));
-    port_ = static_cast<std::uint16_t>(port);
+    IKBO_CHECK(server_ != nullptr, "--grpc-port: gRPC must start; its log has why it does not");
+    listener_.start([this](int listener, int socket) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+      connection.listener_fd = listener;
+      connection.fd = socket;
+      connections_->HandleNewConnection(&connection);
+    });
     core.models.watch([this] { show_health(); });
     show_health();
   }
@@ -90,12 +93,13 @@ class GrpcServer::Impl {
     grpc_logger = nullptr;
   }
 
-  std::uint16_t port() const { return port_; }
+  std::uint16_t port() const { return listener_.port(); }
 
   void stop(std::chrono::milliseconds timeout) {
     if (stopper_.joinable()) {
       return;
     }
+    listener_.stop();
     deadline_ = std::chrono::system_clock::now() + timeout;
     server_->GetHealthCheckService()->SetServingStatus(false);
     std::packaged_task<void()> shut_down([this] { server_->Shutdown(deadline_); });
@@ -118,8 +122,6 @@ class GrpcServer::Impl {
     constexpr std::size_t kMax = std::numeric_limits<int>::max();
     builder.SetMaxReceiveMessageSize(static_cast<int>(std::min(options.max_message_bytes, kMax)));
     builder.SetMaxSendMessageSize(-1);
-    // A second process on the port would silently share its connections.
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, milliseconds(options.idle_timeout));
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                                milliseconds(options.handshake_timeout));
@@ -130,10 +132,11 @@ class GrpcServer::Impl {
   }
 
   Core& core_;
+  GrpcListener listener_;
   GrpcService service_;
   UnknownMethods unknown_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;
-  std::uint16_t port_ = 0;
   std::chrono::system_clock::time_point deadline_;
   std::future<void> stopped_;
   std::thread stopper_;

@@ -19,6 +19,7 @@ struct GrpcOptions {
   std::string host = "127.0.0.1";  // an address of this machine
   std::uint16_t port = 8001;       // 0: any free one
   std::size_t max_message_bytes = std::size_t{64} << 20;
+  std::size_t max_connections = 512;
   std::chrono::milliseconds idle_timeout{60'000};       // of a connection without calls
   std::chrono::milliseconds handshake_timeout{10'000};  // of a new connection
 };

@@ -13,10 +13,6 @@
 namespace ikbo::server {
 namespace {
 
-RequestError out_of_memory() {
-  return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
-}
-
 // The message with the memory that it takes.
 std::shared_ptr<inference::ModelInferRequest> parse(const grpc::ByteBuffer& bytes,
                                                     MemoryBudget& memory) {

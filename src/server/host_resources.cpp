@@ -136,6 +136,19 @@ std::vector<CpuSet> find_cores() {
   return cores;
 }
 
+CoreSplit split_cores(const std::vector<CpuSet>& cores, int count) {
+  const auto wanted = static_cast<std::size_t>(count);
+  if (wanted >= cores.size()) {
+    return {cores, {}};
+  }
+  const auto first = cores.end() - count;
+  CoreSplit split{{first, cores.end()}, {}};
+  for (auto core = cores.begin(); core != first; ++core) {
+    split.others.insert(split.others.end(), core->begin(), core->end());
+  }
+  return split;
+}
+
 CpuSet share_of_worker(const std::vector<CpuSet>& cores, int worker, int num_workers) {
   if (cores.empty()) {
     return {};

@@ -27,9 +27,20 @@ using CpuSet = std::vector<int>;
 
 // Those that the affinity mask allows, in the order of their first processors.
 std::vector<CpuSet> find_cores();
+
+struct CoreSplit {
+  std::vector<CpuSet> workers;
+  CpuSet others;  // the processors of all other threads; empty: any
+};
+// The last `count` cores for workers, those before them for all else (interrupts come to the first,
+// as a rule). Without any to leave, workers have all and the others are anywhere.
+CoreSplit split_cores(const std::vector<CpuSet>& cores, int count);
+
 // The processors of the share that one of `num_workers` has in `cores`: neighbours, no core in two
 // shares, unless there are fewer cores than workers.
 CpuSet share_of_worker(const std::vector<CpuSet>& cores, int worker, int num_workers);
+
+// The calling thread, and those that it starts from then on. Throws ikbo::Error.
 // The calling thread, and those that it starts from here on, run there alone. Throws ikbo::Error.
 void pin_thread(const CpuSet& cpus);
 

@@ -33,8 +33,14 @@ struct HttpReply {
   std::function<void()> on_sent = {};  // called once its first bytes are on their way; may be empty
 };
 
-// How a reply gets back: called exactly once, by any thread, with the function that builds the
-// reply, so that the receiver chooses the thread that pays for building it.
-using Finish = std::function<void(std::function<HttpReply()>)>;
+// A reply that is not built yet, so that its receiver chooses the thread that pays for that.
+struct PendingReply {
+  std::function<HttpReply()> make;
+  // Made and sent by the thread that has it, it costs less than waking another one.
+  bool is_quick = false;
+};
+
+// How a reply gets back: called exactly once, by any thread.
+using Finish = std::function<void(PendingReply)>;
 
 }  // namespace ikbo::server

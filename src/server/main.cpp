@@ -16,6 +16,7 @@
 #include "server/config.h"
 #include "server/core.h"
 #include "server/grpc_server.h"
+#include "server/host_resources.h"
 #include "server/http_server.h"
 #include "server/log.h"
 #include "server/package_gate.h"
@@ -135,6 +136,9 @@ runtime::ModelOptions with_graph_log(runtime::ModelOptions options, const Logger
 
 int serve(const Config& config, const Arguments& arguments, const Logger& logger) {
   AccessTokens tokens = check_options(config, logger);
+  if (!config.cpus_beside_workers.empty()) {
+    pin_thread(config.cpus_beside_workers);  // before any other thread begins
+  }
   logger.write(LogLevel::kInfo, "starting",
                {{"cores", config.host.cores},
                 {"memory_bytes", config.host.memory_bytes},

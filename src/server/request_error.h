@@ -95,6 +95,10 @@ template <typename... Parts>
   throw RequestError(kind, text.str());
 }
 
+inline RequestError out_of_memory() {
+  return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
+}
+
 // The text of an error without the position in our sources that an ikbo::Error ends with.
 inline std::string client_text(const std::exception& error) {
   const std::string text = error.what();

@@ -77,6 +77,13 @@ void RequestObserver::end(const std::shared_ptr<RequestRecord>& record) {
     return;  // no infer request
   }
   record->end = Clock::now();
+  if (record->protocol == "grpc" && logger_.is_enabled(LogLevel::kDebug)) {
+    logger_.write(LogLevel::kDebug, "request",
+                  {{"method", "POST"},
+                   {"target", "/inference.GRPCInferenceService/ModelInfer"},
+                   {"status", record->status},
+                   {"us", microseconds(record->begin, record->end)}});
+  }
   if (options_.slow_request.count() > 0 && record->end - record->begin >= options_.slow_request) {
     log_slow(*record);
   }

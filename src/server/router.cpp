@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <memory>
 #include <new>
 #include <utility>
 #include <vector>
@@ -56,12 +55,8 @@ HttpReply status_page() {
   return reply;
 }
 
-RequestError out_of_memory() {
-  return RequestError(ErrorKind::kOutOfMemory, "the server has no memory for the request now");
-}
-
 void finish_now(const Finish& finish, HttpReply reply) {
-  finish([reply = std::move(reply)] { return reply; });
+  finish({[reply = std::move(reply)] { return reply; }, true});
 }
 
 }  // namespace
@@ -234,65 +229,6 @@ void Router::route_repository(const Path& path, HttpRequest& request, const Fini
   } else {
     repository.unload(segments[3], done);
   }
-}
-
-void Router::infer(const ServedModels::Handle& model, HttpRequest& request, const Finish& finish) {
-  const std::shared_ptr<RequestRecord>& record = request.record;
-  record->model = model->manifest().model_name;
-  record->version = model->manifest().model_version;
-  try {
-    auto call =
-        std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(request.body)));
-    note_call(*call, *record);
-    runtime::Request inputs = std::move(call->request);
-    RequestTerms terms{.memory = &core_.request_memory, .record = record};
-    if (call->timeout.has_value()) {
-      terms.deadline = Batcher::Clock::now() + *call->timeout;
-    }
-    model->submit(
-        std::move(inputs),
-        // All but the way back goes with the reply: a worker may let go of this later than the
-        // server ends.
-        [this, model = model, call, finish,
-         record = request.record](Batcher::Outcome outcome) mutable {
-          finish([this, model = std::move(model), call = std::move(call),
-                  record = std::move(record), outcome = std::move(outcome)] {
-            return infer_reply(*model, *call, outcome, record);
-          });
-        },
-        std::move(terms));
-  } catch (const RequestError& error) {
-    model->metrics.finish(*record, info_of(error.kind()).status);
-    throw;
-  }
-}
-
-HttpReply Router::infer_reply(ServedModel& model, const InferCall& call,
-                              const Batcher::Outcome& outcome,
-                              const std::shared_ptr<RequestRecord>& record) const {
-  HttpReply reply;
-  try {
-    if (const auto* error = std::get_if<RequestError>(&outcome)) {
-      throw *error;
-    }
-    InferAnswer answer = encode_infer(model.manifest(), call, std::get<runtime::Response>(outcome));
-    if (answer.has_binary) {
-      reply.content_type = "application/octet-stream";
-      reply.headers.emplace_back("Inference-Header-Content-Length",
-                                 std::to_string(answer.json.size()));
-    }
-    reply.text = std::move(answer.json);
-    reply.blobs = std::move(answer.blobs);
-    reply.on_sent = [metrics = model.shared_metrics, record] {
-      metrics->observe_overhead(*record);
-    };
-  } catch (const RequestError& error) {
-    reply = error_reply(error);
-  } catch (const std::bad_alloc&) {
-    reply = error_reply(out_of_memory());
-  }
-  model.metrics.finish(*record, reply.status);
-  return reply;
 }
 
 }  // namespace ikbo::server

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,10 @@ def examples() -> list[str]:
     return [block for block in blocks if "curl" in block]
 
 
+# Each block has one of these.
+KINDS = ("$ curl", '"id": "42"', "--tls-client-ca", "repository", "--oauth2-bearer")
+
+
 def shell(script: str, folder: Path, **variables: str) -> str:
     done = subprocess.run(
         ["bash", "-c", script],
@@ -83,13 +88,8 @@ def shell(script: str, folder: Path, **variables: str) -> str:
 
 
 def test_every_example_is_run_here() -> None:
-    kinds = [
-        kind
-        for block in examples()
-        for kind in ("$ curl", "/infer", "openssl", "repository")
-        if kind in block
-    ]
-    assert sorted(kinds) == ["$ curl", "/infer", "openssl", "repository"] and len(examples()) == 4
+    kinds = [kind for block in examples() for kind in KINDS if kind in block]
+    assert sorted(kinds) == sorted(KINDS) and len(examples()) == len(KINDS)
 
 
 @pytest.mark.parametrize("block", [x for x in examples() if x.startswith("$ ")])
@@ -99,7 +99,7 @@ def test_what_is_printed(block: str, documented: Server, tmp_path: Path) -> None
     assert json.loads(shell(command, tmp_path)) == json.loads(printed)
 
 
-@pytest.mark.parametrize("block", [x for x in examples() if "/infer" in x])
+@pytest.mark.parametrize("block", [x for x in examples() if '"id": "42"' in x])
 def test_requests(block: str, documented: Server, tmp_path: Path) -> None:
     reply = json.loads(shell(block.replace("localhost:8000", documented.address), tmp_path))
     assert reply["id"] == "42" and reply["model_name"] == "ranker"
@@ -126,7 +126,7 @@ def serve_in_shell(block: str, folder: Path, port: str, **variables: str) -> str
     )
 
 
-@pytest.mark.parametrize("block", [x for x in examples() if "openssl" in x])
+@pytest.mark.parametrize("block", [x for x in examples() if "--tls-client-ca" in x])
 def test_tls_from_no_certificates(
     block: str, package: Path, tmp_path: Path, free_port: str
 ) -> None:
@@ -146,3 +146,33 @@ def test_a_repository(block: str, package: Path, tmp_path: Path, free_port: str)
     what_is_served = "curl -sS localhost:8000/v2/models/ranker"
     printed = serve_in_shell(f"set -e\n{block}{what_is_served}", tmp_path, free_port)
     assert json.loads(printed[printed.rindex('{"name":"ranker"') :])["versions"] == ["4"]
+
+
+@pytest.mark.parametrize("block", [x for x in examples() if "--oauth2-bearer" in x])
+def test_ten_commands(block: str, tmp_path: Path, free_port: str) -> None:
+    commands = re.sub(r"(?ms)<<'?END'?$.*?^END$", "", block).replace("\\\n", "")
+    commands = re.sub(r"(?s)'{.*?}'", "", commands)
+    assert len(re.findall(r"^\S", commands, re.MULTILINE)) == 10
+    home = "$IKBO/"
+    for path, here in (
+        (".venv/bin/python", sys.executable),
+        ("build/cpu/lib/libikbo_ops.so", ops_library_path()),
+        ("build/cpu/bin/ikbo-server", server_path()),
+    ):
+        assert home + path in block
+        block = block.replace(home + path, str(here))
+    assert home not in block
+    block = block.replace("curl ", "curl -sS --fail --max-time 60 ")
+    block = block.replace("localhost:8000", f"localhost:{free_port}")
+    printed = shell(
+        f"set -e\ntrap 'kill $!; wait' EXIT\n{block}",
+        tmp_path,
+        IKBO_OPTION_PORT=free_port,
+        IKBO_OPTION_GRPC_PORT="0",
+    )
+    reply, _ = json.JSONDecoder().raw_decode(printed[printed.index('{"model_name"') :])
+    (score,) = reply["outputs"]
+    assert (score["name"], len(score["data"])) == ("score", 2)
+    assert '{"ready":true}' in printed
+    assert re.search(r'^ikbo_requests_total{model="ranker",.*code="200"} 1$', printed, re.MULTILINE)
+    assert re.search("event=listening .*tls=on", (tmp_path / "server.log").read_text())

@@ -350,6 +350,29 @@ def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     assert replies.index(b'"outputs"') < replies.index(b'{"live":true}')
 
 
+def test_replies_that_do_not_fit_into_the_socket_wait_for_the_client(server: Server) -> None:
+    """Several megabytes of them, more than the kernel keeps for a connection."""
+    number = 600
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" * number)
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
+        time.sleep(0.5)
+        assert can_connect(server), "others are served meanwhile"
+        replies = receive_all(client)
+    assert len(replies) > 8 << 20
+    begin = 0
+    for _ in range(number):
+        body = replies.index(b"\r\n\r\n", begin) + 4
+        head = replies[begin:body]
+        assert head.startswith(b"HTTP/1.1 200 OK") and replies.startswith(b"# HELP", body)
+        length = re.search(rb"Content-Length: (\d+)", head)
+        assert length is not None
+        begin = body + int(length[1])
+    assert replies[begin:].endswith(b'\r\n\r\n{"live":true}')
+
+
 def test_connection_limit(start_server: StartServer, ranker: Served) -> None:
     server = start_server("--max-connections", "2")
     first, second = connect(server), connect(server)

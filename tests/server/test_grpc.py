@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import queue
+import re
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -430,6 +432,46 @@ def test_deadlines(start_server: StartServer, ranker: Served) -> None:
         assert len(late) == 8
         assert {x.status() for x in late} == {"StatusCode.DEADLINE_EXCEEDED"}
         assert_answer(own.infer("ranker", infer_inputs(inputs)), ranker.module, inputs)
+
+
+def own_connection(server: Server) -> grpc.Channel:
+    return grpc.insecure_channel(
+        server.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)]
+    )
+
+
+def is_live(channel: grpc.Channel, seconds: float = 1.0) -> bool:
+    stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    try:
+        return stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=seconds).live
+    except grpc.RpcError as refused:
+        assert refused.code() in (
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        ), refused
+        return False
+
+
+def test_connection_limit(start_server: StartServer, ranker: Served) -> None:
+    server = start_server("--max-connections", "2")
+    first, second = own_connection(server), own_connection(server)
+    assert is_live(first, 10) and is_live(second, 10)
+    for _ in range(3):
+        with own_connection(server) as third:
+            assert not is_live(third)
+    assert is_live(first, 10) and is_live(second, 10)
+    page = urllib.request.urlopen(f"http://{server.address}/metrics").read().decode()
+    refused = re.search(r'ikbo_errors_total{kind="connection_limit"} (\d+)', page)
+    assert refused is not None and int(refused[1]) >= 3
+    for closed in (first, second):
+        closed.close()
+        with own_connection(server) as another:
+            grpc.channel_ready_future(another).result(timeout=20)
+            assert is_live(another, 10)
+    inputs = make_inputs(1, 3, seed=2)
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        result = client.infer("ranker", infer_inputs(inputs))
+        assert_answer(result, ranker.module, inputs)
 
 
 def test_no_grpc_and_a_taken_port(start_server: StartServer, ranker: Served) -> None:

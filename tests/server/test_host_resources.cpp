@@ -113,6 +113,19 @@ TEST(Cores, AreSharedByTheWorkersWithoutOverlap) {
   EXPECT_EQ(share_of_worker({}, 0, 1), CpuSet{});
 }
 
+TEST(Cores, ThatRunsLeaveOverAreForAllElse) {
+  const std::vector<CpuSet> cores = {{0, 4}, {1, 5}, {2, 6}, {3, 7}};
+  const CoreSplit split = split_cores(cores, 3);
+  EXPECT_EQ(split.workers, (std::vector<CpuSet>{{1, 5}, {2, 6}, {3, 7}}));
+  EXPECT_EQ(split.others, (CpuSet{0, 4}));
+  EXPECT_EQ(split_cores(cores, 1).others, (CpuSet{0, 4, 1, 5, 2, 6}));
+  for (const int count : {4, 5}) {
+    EXPECT_EQ(split_cores(cores, count).workers, cores);
+    EXPECT_EQ(split_cores(cores, count).others, CpuSet{});
+  }
+  EXPECT_EQ(split_cores({}, 1).workers, std::vector<CpuSet>{});
+}
+
 TEST(Cores, APinnedThreadAndItsOwnRunThere) {
   const std::vector<CpuSet> cores = find_cores();
   ASSERT_FALSE(cores.empty());

@@ -122,6 +122,7 @@ def test_refusals_come_at_once_and_health_goes_on(
     # Neither waits for a run.
     assert statistics.median(refusals) < statistics.median(runs) / 2
     assert statistics.quantiles(health, n=20)[-1] < statistics.median(runs)
-    by_server = re.findall(r"target=/v2/models/\S+ status=429 us=(\d+)", "".join(server.log))
+    target = r"/v2/models/\S+" if protocol == "http" else r"/inference\S+/ModelInfer"
+    by_server = re.findall(rf"target={target} status=429 us=(\d+)", "".join(server.log))
     assert by_server and statistics.median(map(int, by_server)) < 1e6 * REFUSAL_SECONDS
     assert client_of(server, "http").is_server_ready()

@@ -54,7 +54,9 @@ def test_a_killed_replica_loses_nothing(ranker: Served) -> None:
     script = str(REPOSITORY / "tests/server/ray_cluster.py")
     environment = os.environ | {
         "PYTHONPATH": f"{REPOSITORY / 'python'}:{REPOSITORY}",
-        "RAY_raylet_start_wait_time_s": "200",  # a busy machine
+        # A busy machine: Ray gives up on its own processes sooner, and starts actors at nice 15.
+        "RAY_raylet_start_wait_time_s": "200",
+        "RAY_worker_niceness": "0",
     }
     ended = subprocess.run(
         [PYTHON, script],
@@ -66,15 +68,23 @@ def test_a_killed_replica_loses_nothing(ranker: Served) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     said = json.loads(ended.stdout.splitlines()[-1])
     assert said["before"] == said["again"], "a user's requests go to one replica"
-    victim, survivor = said["victim"], (set(said["before"].values()) - {said["victim"]}).pop()
-    assert len(set(said["before"].values())) == 2, "both replicas have users"
+    victim, first = said["victim"], set(said["before"].values())
+    assert len(first) == 3, "every replica has users"
     assert said["is_server_gone"], "the server dies with its replica"
     assert set(said["statuses"]) == {"200"}, "every request got its answer, by a retry if need be"
-    assert said["replicas"][victim] > 0 and len(said["replicas"]) == 3, "a third took its place"
-    assert victim not in said["after"].values()
-    stayed = [user for user, replica in said["before"].items() if replica == survivor]
-    kept = sum(said["after"][user] == survivor for user in stayed)
-    assert kept >= len(stayed) - 2, "the users of the other replica stay where they were"
+    assert said["replicas"][victim] > 0 and len(said["replicas"]) == 4, "one took its place"
+    others = [(str(user), replica) for user, replica in said["between"]]
+    others = [(user, replica) for user, replica in others if said["before"][user] != victim]
+    assert others and all(said["before"][user] == replica for user, replica in others), (
+        "users of the other replicas stay where they were"
+    )
+    now = set(said["after"].values())
+    assert len(now) == 3 and len(now - first) == 1 and victim not in now
+    moved = [user for user, replica in said["after"].items() if replica != said["before"][user]]
+    lost = [user for user, replica in said["before"].items() if replica == victim]
+    assert set(lost) <= set(moved)
+    taken = [said["after"][user] for user in moved if user not in lost]
+    assert set(taken) <= now - first, "the new replica alone takes users from those that lived on"
     for body, text in said["answers"]:
         score = json.loads(bytes.fromhex(text))["outputs"][0]["data"]
         expected = eager(ranker.module, cases[body])["score"].flatten()

@@ -36,11 +36,12 @@ class RouterTest : public ::testing::Test {
   HttpReply ask(const std::string& method, const std::string& target,
                 const std::string& json = "") {
     // As a connection does: the worker is left with nothing of the server's.
-    std::promise<std::function<HttpReply()>> promise;
+    std::promise<PendingReply> promise;
     router_.handle({method, target, body_of(json)},
-                   [&](std::function<HttpReply()> make) { promise.set_value(std::move(make)); });
-    const std::function<HttpReply()> make = promise.get_future().get();
-    return make();
+                   [&](PendingReply pending) { promise.set_value(std::move(pending)); });
+    const PendingReply pending = promise.get_future().get();
+    is_quick_ = pending.is_quick;
+    return pending.make();
   }
 
   void expect_status(unsigned status, const std::string& method, const std::string& target,
@@ -52,6 +53,7 @@ class RouterTest : public ::testing::Test {
 
   Core core_{std::size_t{1} << 20};
   Router router_{core_};
+  bool is_quick_ = false;  // the reply that was asked for last
 };
 
 TEST_F(RouterTest, AnswersHealthAndMetadata) {
@@ -108,6 +110,30 @@ TEST_F(RouterTest, SendsBinaryOutputsWithTheLengthOfTheJson) {
   EXPECT_EQ(reply.headers[0].second, std::to_string(reply.text.size()));
   ASSERT_EQ(reply.blobs.size(), 2u);
   EXPECT_EQ(testing::values_of<float>(reply.blobs[0].data, 8), (std::vector<float>{16.5, 17.5}));
+}
+
+TEST_F(RouterTest, LeavesToTheWorkerWhatIsQuick) {
+  runtime::Manifest wide = testing::plain_manifest();
+  wide.model_name = "wide";
+  wide.max_candidates = 1024;
+  core_.models.replace("wide", {start(wide)});
+  const auto ask_for = [this](std::size_t candidates, const std::string& parameters) {
+    std::string numbers = "0, 0";
+    for (std::size_t i = 1; i < candidates; ++i) {
+      numbers += ", 0, 0";
+    }
+    const HttpReply reply = ask("POST", "/v2/models/wide/infer",
+                                R"({"inputs": [{"name": "x", "datatype": "FP32", "shape": [)" +
+                                    std::to_string(candidates) + ", 2], \"data\": [" + numbers +
+                                    "]}], \"parameters\": {" + parameters + "}}");
+    EXPECT_EQ(reply.status, 200u) << reply.text;
+    return is_quick_;
+  };
+  EXPECT_TRUE(ask_for(500, ""));
+  EXPECT_FALSE(ask_for(1000, "")) << "a thousand numbers as text";
+  EXPECT_TRUE(ask_for(1000, R"("binary_data_output": true)"));
+  EXPECT_EQ(ask("POST", "/v2/models/wide/infer", "{").status, 400u);
+  EXPECT_TRUE(is_quick_);
 }
 
 TEST_F(RouterTest, CountsRequestsByModelAndErrorsByKind) {

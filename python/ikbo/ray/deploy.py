@@ -31,7 +31,8 @@ def application(
     """An application that answers what ikbo-server answers over HTTP, on ``num_replicas`` servers.
 
     Requests of one user, as the header ``USER_HEADER`` names it, go to one replica as long as it
-    lives and has room; when it dies, its users alone move. Requests without the header go to any.
+    lives and has room; when it dies, its users alone move, and a replica that is added, in its
+    place or beside it, takes a share of all. Requests without the header go to any.
 
     Args:
         packages: paths that exist on every node.

@@ -4,7 +4,7 @@
 # python3 with PyTorch and pytest, and either nvcc, CMake, ninja and GoogleTest, or a build folder
 # without CMakeCache.txt that holds what was built elsewhere: bin/*_test, bin/lce_example,
 # lib/libikbo_ops.so, bin/ikbo-replay and, in lib, what that links besides PyTorch. No network.
-# ikbo-replay needs libzip, simdjson, xxHash, OpenSSL and CLI11; without it the tests of packages fail.
+# ikbo-replay needs libzip, simdjson, xxHash, OpenSSL and CLI11; without it tests of packages fail.
 # usage: tools/test_gpu.sh [BUILD_FOLDER]     build/sm90 when none is named
 # IKBO_OPS_LIBRARY=... names another operator library for the Python tests, IKBO_REPLAY=... another
 # ikbo-replay; LOGS=... keeps the logs.

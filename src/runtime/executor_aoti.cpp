@@ -110,15 +110,14 @@ void start_device(const Package& package) {
 
 using Loader = torch::inductor::AOTIModelPackageLoader;
 
-std::unique_ptr<Loader> load_program(const Package& package, const std::string& name,
-                                     int num_sessions) {
+std::unique_ptr<Loader> load_program(const Package& package, const std::string& name, int runs) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const bool is_on_gpu = package.manifest().device == "cuda";
   return guarded(package.path() + ": cannot be loaded", [&] {
-    return std::make_unique<Loader>(
-        package.archive().open_path(), name, /*run_single_threaded=*/false,
-        static_cast<std::size_t>(num_sessions), is_on_gpu ? gpu().index() : c10::DeviceIndex{-1});
+    return std::make_unique<Loader>(package.archive().open_path(), name,
+                                    /*run_single_threaded=*/false, static_cast<std::size_t>(runs),
+                                    is_on_gpu ? gpu().index() : c10::DeviceIndex{-1});
   });
 }
 
@@ -192,18 +191,17 @@ std::vector<at::Tensor> own(std::vector<at::Tensor> results, const RunInputs& in
 
 class CpuExecutor final : public Executor {
  public:
-  CpuExecutor(const Package& package, const Program& program, int num_sessions)
-      : model_(package, program, num_sessions) {}
+  explicit CpuExecutor(std::shared_ptr<const CompiledModel> model) : model_(std::move(model)) {}
 
   std::vector<Tensor> run(const RunInputs& inputs) override {
     // Gives a thread that is new to PyTorch the process's intra-op thread count.
     at::internal::lazy_init_num_threads();
     const c10::InferenceMode inference_mode;
-    return model_.run([&](Loader& loader) { return own(loader.boxed_run(wrap(inputs)), inputs); });
+    return model_->run([&](Loader& loader) { return own(loader.boxed_run(wrap(inputs)), inputs); });
   }
 
  private:
-  CompiledModel model_;
+  std::shared_ptr<const CompiledModel> model_;
 };
 
 // The inputs, copied to the GPU in one piece.
@@ -292,11 +290,11 @@ std::shared_ptr<Executor> load_executor(const Package& package, const ModelOptio
   if (options.threads_per_run > 0) {
     at::set_num_threads(options.threads_per_run);
   }
+  auto model = std::make_shared<const CompiledModel>(package, program, options.num_sessions);
   if (package.manifest().device == "cuda") {
-    return std::make_shared<GpuExecutor>(
-        std::make_shared<CompiledModel>(package, program, options.num_sessions));
+    return std::make_shared<GpuExecutor>(std::move(model));
   }
-  return std::make_shared<CpuExecutor>(package, program, options.num_sessions);
+  return std::make_shared<CpuExecutor>(std::move(model));
 }
 
 }  // namespace ikbo::runtime

@@ -24,6 +24,7 @@ bool is_passed(const Manifest& manifest, const TensorSpec& input) {
 class StateLayout {
  public:
   explicit StateLayout(const std::vector<TensorSpec>& specs) : specs_(specs) {
+    offsets_.reserve(specs_.size());
     for (const TensorSpec& spec : specs_) {
       offsets_.push_back(bytes_);
       bytes_ += (spec.row_bytes() + kStorageAlignment - 1) / kStorageAlignment * kStorageAlignment;
@@ -47,6 +48,7 @@ class StateLayout {
   // Tensors of the states of several users, copied; those of one user are where they lie.
   std::vector<Tensor> join(const std::vector<UserStates::State>& states) const {
     std::vector<Tensor> tensors;
+    tensors.reserve(specs_.size());
     for (std::size_t i = 0; i < specs_.size(); ++i) {
       const std::size_t row = specs_[i].row_bytes();
       if (states.size() == 1) {
@@ -100,6 +102,7 @@ struct StagedModel {
 RunInputs inputs_of(const std::vector<std::size_t>& places, const RunInputs& inputs) {
   RunInputs picked;
   picked.num_users = inputs.num_users;
+  picked.tensors.reserve(places.size());
   for (const std::size_t place : places) {
     picked.tensors.push_back(inputs.tensors[place]);
   }
@@ -153,6 +156,7 @@ class StagedExecutor final : public Executor {
   std::vector<Tensor> known_state(const RunInputs& users, const std::vector<std::string>& keys) {
     const std::vector<UserId> ids = identify(users, keys);
     std::vector<UserStates::State> states;
+    states.reserve(ids.size());
     std::vector<std::size_t> missing;
     for (std::size_t user = 0; user < ids.size(); ++user) {
       states.push_back(states_->find(ids[user]));
@@ -176,6 +180,7 @@ class StagedExecutor final : public Executor {
   std::vector<UserId> identify(const RunInputs& users, const std::vector<std::string>& keys) {
     ContentHasher hasher(states_->secret());
     std::vector<UserId> ids;
+    ids.reserve(static_cast<std::size_t>(users.num_users));
     for (std::int64_t user = 0; user < users.num_users; ++user) {
       hasher.begin();
       for (std::size_t i = 0; i < users.tensors.size(); ++i) {
@@ -192,6 +197,7 @@ class StagedExecutor final : public Executor {
     RunInputs some;
     some.num_users = static_cast<std::int64_t>(rows.size());
     std::vector<Tensor> storage;
+    storage.reserve(users.tensors.size());
     for (std::size_t i = 0; i < users.tensors.size(); ++i) {
       const TensorSpec& spec = model_->user_stage.inputs[i];
       const OwnedTensor gathered = allocate_rows(spec, some.num_users);

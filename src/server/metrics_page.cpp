@@ -180,23 +180,27 @@ void write_server(const ServerMetrics& server, std::string& out) {
   }
 }
 
-void write_gpu(const runtime::GpuCounts& counts, std::string& out) {
+// Families without samples in a process that uses no GPU.
+void write_gpu(const std::optional<runtime::GpuCounts>& counts, std::string& out) {
+  const auto sample = [&](std::string_view name, std::string_view key, std::string_view value,
+                          std::int64_t runtime::GpuCounts::* count) {
+    if (counts.has_value()) {
+      const std::string labels = key.empty() ? std::string() : label(key, value);
+      write_sample(name, "", labels, text_of((*counts).*count), out);
+    }
+  };
   write_head("ikbo_gpu_runs_total", "counter",
              "Runs on the GPU: as one CUDA graph, or kernel by kernel.", out);
-  write_sample("ikbo_gpu_runs_total", "", label("launch", "graph"), text_of(counts.graph_runs),
-               out);
-  write_sample("ikbo_gpu_runs_total", "", label("launch", "kernels"), text_of(counts.plain_runs),
-               out);
+  sample("ikbo_gpu_runs_total", "launch", "graph", &runtime::GpuCounts::graph_runs);
+  sample("ikbo_gpu_runs_total", "launch", "kernels", &runtime::GpuCounts::plain_runs);
   write_head("ikbo_gpu_allocations_total", "counter",
              "Times that CUDA was asked for memory of the GPU, or for pinned memory of the host.",
              out);
-  write_sample("ikbo_gpu_allocations_total", "", label("memory", "device"),
-               text_of(counts.device_allocations), out);
-  write_sample("ikbo_gpu_allocations_total", "", label("memory", "pinned"),
-               text_of(counts.pinned_allocations), out);
+  sample("ikbo_gpu_allocations_total", "memory", "device", &runtime::GpuCounts::device_allocations);
+  sample("ikbo_gpu_allocations_total", "memory", "pinned", &runtime::GpuCounts::pinned_allocations);
   write_head("ikbo_gpu_memory_bytes", "gauge", "Bytes of the GPU that PyTorch's allocator holds.",
              out);
-  write_sample("ikbo_gpu_memory_bytes", "", "", text_of(counts.device_bytes), out);
+  sample("ikbo_gpu_memory_bytes", "", "", &runtime::GpuCounts::device_bytes);
 }
 
 void write_user_cache(const runtime::UserCacheCounts& counts, JsonWriter& json) {
@@ -218,9 +222,7 @@ std::string write_metrics(const ServerMetrics& server, const std::vector<Labelle
   Page page(models);
   write_models(page);
   write_server(server, page.out());
-  if (gpu.has_value()) {
-    write_gpu(*gpu, page.out());
-  }
+  write_gpu(gpu, page.out());
   return std::move(page.out());
 }
 

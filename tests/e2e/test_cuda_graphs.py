@@ -29,15 +29,19 @@ Arrays = dict[str, np.ndarray]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; there is none")
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write(path: Path, **options: bool) -> Path:
     recipe = split_ranker("cuda")
-    path = tmp_path_factory.mktemp("graphs") / "cuda.pt2"
     ikbo.package(
         recipe.module, path, example_inputs=recipe.inputs, roles=recipe.roles,
         max_users=MAX_USERS, max_candidates=MAX_CANDIDATES, name="ranker", tolerance=0.01,
+        **options,
     )  # fmt: skip
     return path
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("graphs") / "cuda.pt2")
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +202,18 @@ def test_replays_after_an_error_on_the_gpu(recorded: ikbo.runtime.Model) -> None
         recorded(**inputs | {"cand_to_user": inputs["cand_to_user"] + 2})
     for name, x in recorded(**inputs).items():
         np.testing.assert_array_equal(x, want[name])
+
+
+@needs_gpu
+def test_stages_have_graphs_of_their_own_on_the_gpu(
+    plain: ikbo.runtime.Model, tmp_path: Path
+) -> None:
+    staged = write(tmp_path / "staged.pt2", user_stage=True)
+    model = ikbo.runtime.Model(staged, cuda_graphs=GRAPHS)
+    rng = np.random.default_rng(9)
+    for _ in range(50):
+        inputs = make_inputs(*random_size(rng), rng)
+        assert_close(model(**inputs), plain(**inputs))
 
 
 class Synchronising(nn.Module):

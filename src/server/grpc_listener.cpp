@@ -34,7 +34,7 @@ struct TakenSocket {
  private:
   // 0: not a socket.
   static ino_t inode_of(int descriptor) {
-    struct stat status {};
+    struct stat status{};
     return fstat(descriptor, &status) == 0 && S_ISSOCK(status.st_mode) ? status.st_ino : 0;
   }
 };

@@ -251,11 +251,13 @@ def test_memory_of_old_versions_is_given_back(ranker: Served, tmp_path: Path) ->
         wait_until(lambda: held() <= before)
 
 
-def test_pinned_workers_have_cores_of_their_own(ranker: Served) -> None:
-    def affinities() -> list[set[int]]:
-        tasks = os.listdir(f"/proc/{server.process.pid}/task")
-        return [os.sched_getaffinity(int(task)) for task in tasks]
+def affinities(server: Server) -> list[set[int]]:
+    """Of the threads of the process."""
+    tasks = os.listdir(f"/proc/{server.process.pid}/task")
+    return [os.sched_getaffinity(int(task)) for task in tasks]
 
+
+def test_pinned_workers_have_cores_of_their_own(ranker: Served) -> None:
     allowed = os.sched_getaffinity(0)
     inputs = make_inputs(2, 200, seed=3)
     with running([ranker.package], "--workers", "2", "--pin-workers") as server:
@@ -263,9 +265,27 @@ def test_pinned_workers_have_cores_of_their_own(ranker: Served) -> None:
             score = ask(client, "http", inputs).as_numpy("score")
             expected = eager(ranker.module, inputs)["score"]
             np.testing.assert_allclose(score, expected, rtol=1e-4, atol=1e-5)
-        found = affinities()
+        found = affinities(server)
     assert allowed in found, "the threads of connections go where they like"
     pinned = [cpus for cpus in found if cpus != allowed]
     if len(allowed) > 1:
         assert set().union(*pinned) == allowed and len(pinned) >= 2
         assert set.intersection(*pinned) == set()
+
+
+def num_cores() -> int:
+    """Two processors of one core name the same siblings."""
+    lists = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return len({Path(lists.format(cpu)).read_text() for cpu in os.sched_getaffinity(0)})
+
+
+@pytest.mark.skipif(num_cores() < 2, reason="a core for runs, and one beside it")
+def test_cores_beside_pinned_workers_are_for_all_other_threads(ranker: Served) -> None:
+    allowed = os.sched_getaffinity(0)
+    flags = ("--workers", "1", "--threads-per-run", "1", "--pin-workers")
+    with running([ranker.package], *flags) as server:
+        with connect(server, "http") as client:
+            ask(client, "http", make_inputs(2, 200, seed=3))
+        others = os.sched_getaffinity(server.process.pid)
+        (worker,) = [cpus for cpus in affinities(server) if cpus != others]
+    assert worker and others and not worker & others and worker | others == allowed

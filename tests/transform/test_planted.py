@@ -32,6 +32,7 @@ from ikbo.transform.rowwise_table import TABLE
 from ikbo.transform.rules import RULES
 from ikbo.transform.split import factor
 from ikbo.transform.verify import verify
+from tests.transform import field_models  # noqa: F401  (adds to the tables)
 from tests.transform.mixed_models import MIXED
 from tests.transform.models import MODELS, Ranker, padding, rows
 from tests.transform.ranking_models import BLOCKS

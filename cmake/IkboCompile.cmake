@@ -15,6 +15,8 @@ set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 
 find_program(IKBO_CCACHE ccache)
 if(IKBO_CCACHE)
+  # Another clone of the project finds what this one has compiled.
+  list(PREPEND IKBO_CCACHE env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${IKBO_CCACHE})
 endif()
 

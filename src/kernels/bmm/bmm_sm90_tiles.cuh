@@ -161,8 +161,8 @@ class TileListener {
       tile = device::load_shared(cta_.announced(ring_.slot));
       device::mbarrier_arrive(cta_.empty_tile(ring_.slot));
     }
-    tile = {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0),
-            __shfl_sync(~0u, tile.z, 0), __shfl_sync(~0u, tile.w, 0)};
+    tile = {__shfl_sync(~0u, tile.x, 0), __shfl_sync(~0u, tile.y, 0), __shfl_sync(~0u, tile.z, 0),
+            __shfl_sync(~0u, tile.w, 0)};
     ring_.advance();
     at.tile.first_cand = static_cast<int>(tile.x);
     at.tile.first_column = static_cast<int>(tile.y);

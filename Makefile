@@ -10,7 +10,7 @@ PY := $(VENV)/python
 FUZZ_SECONDS ?= 40
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test setup setup-cpu env build lint format bench models models-packed check-results plots nightly test-torch test-gpu \
+.PHONY: help demo test setup setup-cpu env build lint format bench models models-packed check-results plots serve-packed nightly test-torch test-gpu \
         test-cpp test-sanitize test-python fuzz wheel
 .NOTPARALLEL:
 
@@ -119,6 +119,9 @@ check-results: env  ## list the files of bench/results/ that are older than the 
 
 plots: env  ## draw bench/results/ into build/plots/
 	$(PY) tools/plots.py
+
+serve-packed: setup  ## the server and its libraries for a GPU machine, as build/gpu-serve.tgz
+	@tools/gpu_serve.sh pack
 
 nightly: setup  ## what takes too long for `make test`
 	$(PY) -m examples.movielens.ablation

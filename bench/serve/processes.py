@@ -19,7 +19,8 @@ from typing import Any
 from ikbo._load import ops_library_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-BINARIES = REPOSITORY / "build" / "cpu" / "bin"
+# Where the programs are: beside IKBO_SERVER, else those of the `cpu` preset.
+BINARIES = Path(os.environ.get("IKBO_SERVER", REPOSITORY / "build/cpu/bin/ikbo-server")).parent
 STOP_SECONDS = 60
 
 Ports = Mapping[str, int]  # protocol to port

@@ -20,7 +20,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,13 @@ SEARCH_STEPS = 4
 SEARCH_REQUESTS = 100  # at least, of one step
 SEARCH_SECONDS = 12  # at least, of one step
 SEARCH_RANGE = (0.1, 1.3)  # in the rate of one request after the other
-CURVE_LOADS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3, 1.6)  # likewise
-CURVE_SECONDS = 5
-CURVE_LIMIT = 2  # p99 in the latency of a request alone
+# A rate whose p99 is over the limit, but less than so many times, is tried once more: on a machine
+# that does something else for a second, one of two tries is spoilt, seldom both.
+NEAR = 2
+BATCHING_WORKERS = 2  # of one thread each
+CURVE_LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0)  # likewise
+CURVE_SECONDS = 6
+CURVE_LIMITS = (2, 5)  # p99 in the latency of a request alone
 CURVE_END = 10  # likewise: beyond, the server is overloaded
 STARTS = 5
 CACHE_BYTES = 1 << 30  # room for all users
@@ -159,9 +164,10 @@ def full_rate(bench: Bench, ports: Ports) -> float:
     return 1 / gained["ikbo_run_seconds"].mean()
 
 
-def measure_overhead(bench: Bench) -> list[Row]:
+def measure_overhead(bench: Bench) -> Iterator[Row]:
     """What the server adds, by its own clock at half load and by the client's at a light one."""
-    return [*_added_by_server(bench), *_added_for_client(bench)]
+    yield from _added_by_server(bench)
+    yield from _added_for_client(bench)
 
 
 def _added_by_server(bench: Bench) -> list[Row]:
@@ -204,10 +210,12 @@ def _added_for_client(bench: Bench) -> list[Row]:
     return rows
 
 
-def demo_flags(max_users: int, candidates: int) -> list[str]:
+def demo_flags(
+    max_users: int, candidates: int, *, workers: int = 1, threads: int = THREADS
+) -> list[str]:
     return [
-        "--workers=1",
-        f"--threads-per-run={THREADS}",
+        f"--workers={workers}",
+        f"--threads-per-run={threads}",
         f"--max-batch-users={max_users}",
         f"--max-batch-candidates={max_users * candidates}",
         "--max-queue=1048576",
@@ -234,33 +242,52 @@ def latencies_of(ports: Ports, workload: Workload, count: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The largest rate at which p99 stayed within the limit."""
+class Step:
+    """What a server made of a rate."""
 
     rate: float  # answered requests a second
     p99_ms: float
+    errors: Mapping[str, int]
+
+    def keeps(self, limit_ms: float) -> bool:
+        return self.p99_ms <= limit_ms and not self.errors
 
 
-def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: float) -> Kept:
-    """Bisects the rate.
+def try_rate(
+    bench: Bench, ports: Ports, name: str, rate: float, seconds: float, limit_ms: float
+) -> Step:
+    """One try, or the better of two where the first was near the limit."""
+    tries: list[Step] = []
+    for seed in (1, 2):
+        timeout_ms = math.ceil(10 * limit_ms)
+        seen = bench.ask(ports, name, "http", rate, seconds, timeout_ms=timeout_ms, seed=seed)
+        tries.append(Step(seen["achieved_rate"], seen["latency_us"]["p99"] / 1e3, seen["errors"]))
+        show(
+            f"    {rate:.2f}/s: p99 {tries[-1].p99_ms:.4g} ms (limit {limit_ms:.4g} ms)"
+            + (f", errors {tries[-1].errors}" if tries[-1].errors else "")
+        )
+        if tries[-1].keeps(limit_ms) or not tries[-1].keeps(NEAR * limit_ms):
+            break
+    return min(tries, key=lambda step: (bool(step.errors), step.p99_ms))
+
+
+def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: float) -> Step:
+    """Bisects the rate, for the largest at which p99 stays within the limit.
 
     Errors:
         RuntimeError: none of the rates was within the limit.
     """
     low, high = (load_ / alone for load_ in bench.contest.search.load_range)
-    best = Kept(0.0, 0.0)
+    best: Step | None = None
     for _ in range(bench.contest.search.steps):
         rate = (low + high) / 2
         seconds = max(bench.contest.search.seconds, SEARCH_REQUESTS / rate)
-        seen = bench.ask(ports, name, "http", rate, seconds, timeout_ms=math.ceil(10 * limit_ms))
-        p99_ms = seen["latency_us"]["p99"] / 1e3
-        is_within = p99_ms <= limit_ms and not seen["errors"]
-        show(f"    {rate:.2f}/s: p99 {p99_ms:.0f} ms of {limit_ms:.0f} ms, errors {seen['errors']}")
-        if is_within:
-            low, best = rate, Kept(seen["achieved_rate"], p99_ms)
+        step = try_rate(bench, ports, name, rate, seconds, limit_ms)
+        if step.keeps(limit_ms):
+            low, best = rate, step
         else:
             high = rate
-    if best.rate == 0:
+    if best is None:
         raise RuntimeError(
             f"bench_serve: {name} must keep p99 within {limit_ms:.0f} ms at some rate"
         )
@@ -285,44 +312,49 @@ def measure_throughput(bench: Bench) -> list[Row]:
     return [{**row, "p99_ms": p99}]
 
 
-def measure_batching(bench: Bench) -> list[Row]:
+def measure_batching(bench: Bench) -> Iterator[Row]:
     """Few candidates a user, where merging users pays most."""
     wide = bench.workloads["wide"]
-    curves: dict[str, list[tuple[float, float]]] = {}  # achieved rate, p99 in ms
-    with running_server(wide.package, *demo_flags(1, RATIO)) as server:
-        alone = seconds_alone(server.ports, wide, count=64)
-        curves["batching_off"] = _curve(bench, server.ports, alone)
-    with running_server(wide.package, *demo_flags(MAX_MERGED, RATIO)) as server:
-        curves["ours"] = _curve(bench, server.ports, alone)
+    curves: dict[str, list[Step]] = {}
+    alone = 0.0
+    for name, max_users in (("batching_off", 1), ("ours", MAX_MERGED)):
+        flags = demo_flags(max_users, RATIO, workers=BATCHING_WORKERS, threads=1)
+        with running_server(wide.package, *flags) as server:
+            # Merged or not, a request alone takes the same run: both have one limit.
+            alone = alone or seconds_alone(server.ports, wide, count=64)
+            show(f"  {name}, alone {alone * 1e3:.4g} ms")
+            curves[name] = _curve(bench, server.ports, alone)
     sizes = {"ratio": RATIO, "net": "movielens"}
-    best = {
-        name: max((rate for rate, p99 in curve if p99 <= CURVE_LIMIT * alone * 1e3), default=0.0)
-        for name, curve in curves.items()
-    }
-    case = {"what": "batching", "p99_within": f"{CURVE_LIMIT}x", **sizes}
-    row = make_row(case, "requests/s", best.pop("ours"), **best)
-    rows = [{**row, "alone_ms": alone * 1e3}]
+    for limit in CURVE_LIMITS:
+        best = {
+            name: max((step.rate for step in curve if step.keeps(limit * alone * 1e3)), default=0.0)
+            for name, curve in curves.items()
+        }
+        case = {"what": "batching", "p99_within": f"{limit}x", **sizes}
+        row = make_row(case, "requests/s", best.pop("ours"), **best)
+        yield {**row, "alone_ms": alone * 1e3}
     for number, at in enumerate(CURVE_LOADS):
         points = {name: curve[number] for name, curve in curves.items() if number < len(curve)}
         if "ours" in points:
             case = {"what": "batching_curve", "load": at, **sizes}
-            p99 = {name: point[1] for name, point in points.items()}
+            p99 = {name: step.p99_ms for name, step in points.items()}
             row = make_row(case, "ms", p99.pop("ours"), **p99)
-            rates = {name: point[0] for name, point in points.items()}
-            rows.append({**row, "x": rates, "x_unit": "requests/s"})
-    return rows
+            x = {name: step.rate for name, step in points.items()}
+            limits = {f"{limit} x alone": limit * alone * 1e3 for limit in CURVE_LIMITS}
+            yield {**row, "x": x, "x_unit": "requests/s", "y": "p99", "limits": limits}
 
 
-def _curve(bench: Bench, ports: Ports, alone: float) -> list[tuple[float, float]]:
-    points = []
+def _curve(bench: Bench, ports: Ports, alone: float) -> list[Step]:
+    steps: list[Step] = []
+    limit_ms = CURVE_LIMITS[0] * alone * 1e3
     for at in CURVE_LOADS:
-        seen = bench.ask(ports, "wide", "http", at / alone, CURVE_SECONDS)
-        if seen["errors"]:
+        step = try_rate(bench, ports, "wide", at / alone, CURVE_SECONDS, limit_ms)
+        if step.errors:
             break
-        points.append((seen["achieved_rate"], seen["latency_us"]["p99"] / 1e3))
-        if points[-1][1] > CURVE_END * alone * 1e3:
+        steps.append(step)
+        if step.p99_ms > CURVE_END * alone * 1e3:
             break
-    return points
+    return steps
 
 
 def measure_user_cache(bench: Bench) -> list[Row]:
@@ -413,7 +445,7 @@ def failures(rows: Sequence[Mapping[str, Any]], device: str) -> list[str]:
     return found
 
 
-PARTS: dict[str, dict[str, Callable[[Bench], list[Row]]]] = {
+PARTS: dict[str, dict[str, Callable[[Bench], Iterable[Row]]]] = {
     "cpu": {
         "parsing": measure_parsing,
         "start": measure_start,
@@ -466,15 +498,22 @@ def main() -> int:
         keep=bool(arguments.parts),
         device="cpu" if device == "cpu" else "h200",
     )
-    measured = []
-    for name in arguments.parts or parts:
+    measured: list[Row] = []
+    missed: list[str] = []
+    started = time.monotonic()
+    wanted = arguments.parts or list(parts)
+    for number, name in enumerate(wanted, start=1):
         begin = time.monotonic()
-        show(name)
-        for row in parts[name](bench):
-            results.add(row)
-            measured.append(row)
+        show(f"{name} ({number} of {len(wanted)}, after {begin - started:.0f} s)")
+        try:
+            for row in parts[name](bench):
+                results.add(row)
+                measured.append(row)
+        except Exception as error:  # the other parts' figures are wanted all the same
+            traceback.print_exc()
+            missed.append(f"{name}: {type(error).__name__}: {error}")
         show(f"  {name}: {time.monotonic() - begin:.0f} s")
-    missed = failures(measured, device)
+    missed += failures(measured, device)
     for text in missed:
         print(f"FAILED: {text}", file=sys.stderr)
     return 1 if missed else 0

@@ -4,7 +4,7 @@
 One group of bars per row: ours, the peers that could run, and the physical limits where they are
 known. Where a row has shares of its limits in per cent, they stand beside the bars. Where rows have
 a predicted speed-up, <name>-speedup.png shows how many times faster than each peer ours is. Rows
-with an `x` are points of curves, <name>-curve.png.
+with an `x` are points of curves, <name>-curve.png, with a line at each of their `limits`.
 usage: tools/plots.py [RESULTS_FOLDER [PLOTS_FOLDER]]
 """
 
@@ -107,10 +107,14 @@ def draw_curves(rows: list[dict[str, Any]], title: str, target: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 5))
     for name, points in curves_of(rows).items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    for name, value in rows[0].get("limits", {}).items():
+        axes.axhline(value, color="grey", linestyle="--", linewidth=1)
+        axes.text(1, value, f" {name}", transform=axes.get_yaxis_transform(), va="center")
     axes.set_yscale("log")
     axes.set_xlabel(rows[0]["x_unit"])
-    axes.set_ylabel(f"{rows[0]['case']['what']}, {rows[0]['unit']}")
-    axes.set_title(title)
+    axes.set_ylabel(f"{rows[0].get('y', rows[0]['case']['what'])}, {rows[0]['unit']}")
+    shared = {name: x for name, x in rows[0]["case"].items() if x == rows[-1]["case"].get(name)}
+    axes.set_title(f"{title}: {label_of(shared)}")
     axes.legend()
     figure.savefig(target, dpi=110, bbox_inches="tight")
     pyplot.close(figure)

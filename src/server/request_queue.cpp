@@ -80,6 +80,9 @@ std::vector<RefusedEntry> RequestQueue::take_useless(Clock::time_point now) {
 
 NextRun RequestQueue::next_run(Clock::time_point now) const {
   NextRun run;
+  const RunCost& cost = admission_.cost();
+  const double waiting = seconds_before(Clock::time_point::max());
+  const double enough = cost.rows_of_next_run(waiting);
   std::unordered_set<std::uint64_t> users;
   Clock::time_point deadline = Clock::time_point::max();
   for (const QueueEntry& entry : entries_) {
@@ -91,7 +94,9 @@ NextRun RequestQueue::next_run(Clock::time_point now) const {
     const auto needed = admission_.careful_time(num_users, num_candidates);
     const bool is_in_time =
         first_deadline == Clock::time_point::max() || now + needed <= first_deadline;
-    if (run.size > 0 && !(fits && is_in_time)) {
+    const bool pays =
+        waiting <= 0 || cost.seconds_of_rows(run.num_users, run.num_candidates) < enough;
+    if (run.size > 0 && !(fits && is_in_time && pays)) {
       run.is_full = true;
       break;
     }
@@ -122,6 +127,11 @@ std::vector<QueueEntry> RequestQueue::take_front(std::size_t size) {
 }
 
 RequestQueue::Clock::duration RequestQueue::time_before(Clock::time_point due) const {
+  return std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(seconds_before(due)));
+}
+
+double RequestQueue::seconds_before(Clock::time_point due) const {
   std::int64_t num_users = 0;
   std::int64_t num_candidates = 0;
   for (const QueueEntry& entry : entries_) {
@@ -131,8 +141,7 @@ RequestQueue::Clock::duration RequestQueue::time_before(Clock::time_point due) c
     num_users += entry.request.num_users;
     num_candidates += entry.request.num_candidates;
   }
-  return std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(admission_.cost().seconds_of_rows(num_users, num_candidates)));
+  return admission_.cost().seconds_of_rows(num_users, num_candidates);
 }
 
 }  // namespace ikbo::server

@@ -8,7 +8,8 @@
 // gone, is not run.
 //
 // A run is the longest prefix of the queue whose sums of users and candidates stay within the
-// limits, and which is expected to end before the first deadline in it. Requests that share a user
+// limits, and which is expected to end before the first deadline in it; but no longer than pays
+// (RunCost::rows_of_next_run), as far as runs are known. Requests that share a user
 // (runtime::have_same_user) count that user once.
 #pragma once
 
@@ -66,7 +67,7 @@ struct NextRun {
   using Clock = std::chrono::steady_clock;
 
   std::size_t size = 0;  // entries
-  bool is_full = false;  // more would not fit
+  bool is_full = false;  // more of what waits would not fit, or not pay
   std::int64_t num_users = 0;
   std::int64_t num_candidates = 0;
   Clock::time_point first_arrival = Clock::time_point::max();
@@ -104,6 +105,7 @@ class RequestQueue {
 
  private:
   std::uint64_t user_of(const runtime::Request& request);
+  double seconds_before(Clock::time_point due) const;  // the same as time_before
 
   const runtime::Manifest& manifest_;
   Admission& admission_;

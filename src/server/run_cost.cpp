@@ -134,4 +134,9 @@ double RunCost::seconds_of_rows(std::int64_t num_users, std::int64_t num_candida
   return seconds(num_users, num_candidates) - parts_[0];
 }
 
+double RunCost::rows_of_next_run(double waiting) const {
+  constexpr double kMostRuns = 8;
+  return std::max(std::sqrt(parts_[0] * waiting), waiting / kMostRuns);
+}
+
 }  // namespace ikbo::server

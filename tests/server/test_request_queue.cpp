@@ -16,10 +16,14 @@ constexpr Clock::time_point kStart = Clock::time_point{} + std::chrono::hours(1)
 // A queue in front of a model of which a run takes 1 ms for each candidate.
 class RequestQueueTest : public ::testing::Test {
  protected:
-  RequestQueueTest() {
+  RequestQueueTest() { runs_take(milliseconds(0)); }
+
+  // And that besides.
+  void runs_take(milliseconds fixed) {
+    admission_ = Admission(1, 4, 16);
     for (int i = 0; i < 4; ++i) {
       for (const auto& [users, candidates] : {std::pair{1, 1}, {4, 16}, {1, 16}, {4, 4}}) {
-        admission_.measured(users, candidates, milliseconds(candidates));
+        admission_.measured(users, candidates, fixed + milliseconds(candidates));
       }
     }
   }
@@ -52,6 +56,7 @@ class RequestQueueTest : public ::testing::Test {
 };
 
 TEST_F(RequestQueueTest, TakesThePrefixThatFits) {
+  runs_take(milliseconds(100));
   add(make_request(1, 6, 1));
   add(make_request(2, 8, 2));
   add(make_request(1, 3, 3));
@@ -66,19 +71,21 @@ TEST_F(RequestQueueTest, TakesThePrefixThatFits) {
 }
 
 TEST_F(RequestQueueTest, ARunIsNotMadeSoLargeThatADeadlineIsMissed) {
-  add(make_request(1, 4, 1), milliseconds(12));
+  runs_take(milliseconds(8));
+  add(make_request(1, 4, 1), milliseconds(22));
   add(make_request(1, 5, 2));
   add(make_request(1, 3, 3));
   const NextRun run = queue_.next_run(kStart);
-  EXPECT_EQ(run.size, 2u);  // 9 ms and a fifth end in time, 12 ms and a fifth would not
+  EXPECT_EQ(run.size, 2u);  // 17 ms and a fifth end in time, 20 ms and a fifth would not
   EXPECT_TRUE(run.is_full);
-  EXPECT_NEAR(std::chrono::duration<double>(run.begin_by - kStart).count(), 0.0012, 0.0008);
+  EXPECT_NEAR(std::chrono::duration<double>(run.begin_by - kStart).count(), 0.0016, 0.0008);
   EXPECT_EQ(queue_.next_run(kStart + milliseconds(5)).size, 1u);
 }
 
 TEST_F(RequestQueueTest, TheDeadlineOfALaterRequestCounts) {
-  add(make_request(1, 4, 1), milliseconds(6));
-  add(make_request(1, 5, 2), milliseconds(7));
+  runs_take(milliseconds(8));
+  add(make_request(1, 4, 1), milliseconds(16));
+  add(make_request(1, 5, 2), milliseconds(17));
   EXPECT_EQ(queue_.next_run(kStart).size, 1u);
 }
 
@@ -106,7 +113,33 @@ TEST_F(RequestQueueTest, TakingTheUselessKeepsTheOrder) {
   EXPECT_EQ(candidates_of_all(), (std::vector<std::int64_t>{2, 4, 6, 8}));
 }
 
+TEST_F(RequestQueueTest, ARunIsNoLargerThanPays) {
+  runs_take(milliseconds(3));
+  for (int i = 0; i < 4; ++i) {
+    add(make_request(1, 4, i));
+  }
+  const NextRun run = queue_.next_run(kStart);
+  EXPECT_EQ(run.size, 2u);  // 4 ms of rows are less than the root of 3 * 16, 8 ms are more
+  EXPECT_TRUE(run.is_full);
+  queue_.take_front(run.size);
+  const NextRun rest = queue_.next_run(kStart);
+  EXPECT_EQ(rest.size, 2u);
+  EXPECT_FALSE(rest.is_full);
+}
+
+TEST_F(RequestQueueTest, ABacklogIsMergedEvenWhereThatSeemsToSaveNothing) {
+  for (int i = 0; i < 7; ++i) {
+    add(keyed(1, 1, "ann"));
+  }
+  EXPECT_EQ(queue_.next_run(kStart).size, 1u);
+  for (int i = 0; i < 5; ++i) {
+    add(keyed(1, 1, "ann"));
+  }
+  EXPECT_EQ(queue_.next_run(kStart).size, 2u);
+}
+
 TEST_F(RequestQueueTest, ASharedUserCountsOnce) {
+  runs_take(milliseconds(100));
   for (int i = 0; i < 5; ++i) {
     add(keyed(1, 1, "ann"));  // all of the same seed: equal user tensors
   }

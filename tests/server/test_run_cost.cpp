@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "server/run_cost.h"
@@ -47,6 +48,24 @@ TEST(RunCost, KnowsNothingAtFirst) {
   const RunCost cost(kMaxUsers, kMaxCandidates);
   EXPECT_EQ(cost.seconds(1, 1), 0);
   EXPECT_EQ(cost.careful_seconds(64, 4096), 0);
+}
+
+TEST(RunCost, KnowsWhichRunAnswersSoonest) {
+  RunCost cost(kMaxUsers, kMaxCandidates);
+  EXPECT_EQ(cost.rows_of_next_run(0), 0);
+  measure_all_sizes({1e-3, 0, 1e-6}, cost);
+  for (const int waiting : {1, 4, 20}) {
+    // Equal requests one after the other, in runs of a size that divides them: the mean answer.
+    const double rows = 3e-4;
+    const auto mean = [&](int size) {
+      return (1e-3 + size * rows) * (static_cast<double>(waiting) / size + 1) / 2;
+    };
+    const auto size = std::max(1, static_cast<int>(cost.rows_of_next_run(waiting * rows) / rows));
+    for (int other = 1; other <= waiting; ++other) {
+      EXPECT_LE(mean(std::min(size, waiting)), 1.05 * mean(other))
+          << waiting << " in runs of " << other;
+    }
+  }
 }
 
 TEST(RunCost, FitsWhatIsExact) {

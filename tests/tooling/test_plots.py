@@ -58,7 +58,7 @@ def test_predicted_speedups_become_a_picture(tmp_path: Path) -> None:
 
 def test_rows_with_an_x_become_curves(tmp_path: Path) -> None:
     case = {"what": "batching_curve"}
-    more = {"unit": "ms", "x_unit": "requests/s"}
+    more = {"unit": "ms", "x_unit": "requests/s", "y": "p99", "limits": {"2 x alone": 9.0}}
     rows = [
         {"case": case, "ours": 8.0, "peers": {"off": 9.0}, "x": {"ours": 10, "off": 9}, **more},
         {"case": case, "ours": 9.5, "peers": {}, "x": {"ours": 20}, **more},

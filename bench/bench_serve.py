@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -23,12 +22,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.serve.contest import Contest, Search
+from bench.serve.contest import Contest
 from bench.serve.processes import (
     BINARIES,
     Histogram,
@@ -39,6 +39,7 @@ from bench.serve.processes import (
     running_echo,
     running_server,
 )
+from bench.serve.search import Ask, Search, Step, find_rate, show, try_rate
 from bench.serve.workloads import (
     HISTORY_USERS,
     MAX_MERGED,
@@ -65,12 +66,8 @@ LIGHT_SIZES = {"candidates": NUM_CANDIDATES, "bytes": BODY_BYTES}
 # is in the next such run.
 P99_IN_RUNS = 8
 SEARCH_STEPS = 4
-SEARCH_REQUESTS = 100  # at least, of one step
 SEARCH_SECONDS = 12  # at least, of one step
 SEARCH_RANGE = (0.1, 1.3)  # in the rate of one request after the other
-# A rate whose p99 is over the limit, but less than so many times, is tried once more: on a machine
-# that does something else for a second, one of two tries is spoilt, seldom both.
-NEAR = 2
 BATCHING_WORKERS = 2  # of one thread each
 CURVE_LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0)  # likewise
 CURVE_SECONDS = 6
@@ -99,10 +96,6 @@ SOURCES = {
 }
 
 Row = dict[str, Any]
-
-
-def show(text: str) -> None:
-    print(text, flush=True)
 
 
 @dataclass(frozen=True)
@@ -241,59 +234,6 @@ def latencies_of(ports: Ports, workload: Workload, count: int) -> list[float]:
     return latencies
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a server made of a rate."""
-
-    rate: float  # answered requests a second
-    p99_ms: float
-    errors: Mapping[str, int]
-
-    def keeps(self, limit_ms: float) -> bool:
-        return self.p99_ms <= limit_ms and not self.errors
-
-
-def try_rate(
-    bench: Bench, ports: Ports, name: str, rate: float, seconds: float, limit_ms: float
-) -> Step:
-    """One try, or the better of two where the first was near the limit."""
-    tries: list[Step] = []
-    for seed in (1, 2):
-        timeout_ms = math.ceil(10 * limit_ms)
-        seen = bench.ask(ports, name, "http", rate, seconds, timeout_ms=timeout_ms, seed=seed)
-        tries.append(Step(seen["achieved_rate"], seen["latency_us"]["p99"] / 1e3, seen["errors"]))
-        show(
-            f"    {rate:.2f}/s: p99 {tries[-1].p99_ms:.4g} ms (limit {limit_ms:.4g} ms)"
-            + (f", errors {tries[-1].errors}" if tries[-1].errors else "")
-        )
-        if tries[-1].keeps(limit_ms) or not tries[-1].keeps(NEAR * limit_ms):
-            break
-    return min(tries, key=lambda step: (bool(step.errors), step.p99_ms))
-
-
-def find_rate(bench: Bench, ports: Ports, name: str, alone: float, limit_ms: float) -> Step:
-    """Bisects the rate, for the largest at which p99 stays within the limit.
-
-    Errors:
-        RuntimeError: none of the rates was within the limit.
-    """
-    low, high = (load_ / alone for load_ in bench.contest.search.load_range)
-    best: Step | None = None
-    for _ in range(bench.contest.search.steps):
-        rate = (low + high) / 2
-        seconds = max(bench.contest.search.seconds, SEARCH_REQUESTS / rate)
-        step = try_rate(bench, ports, name, rate, seconds, limit_ms)
-        if step.keeps(limit_ms):
-            low, best = rate, step
-        else:
-            high = rate
-    if best is None:
-        raise RuntimeError(
-            f"bench_serve: {name} must keep p99 within {limit_ms:.0f} ms at some rate"
-        )
-    return best
-
-
 def measure_throughput(bench: Bench) -> list[Row]:
     """With an index against replicated inputs, the same server and clients."""
     contest = bench.contest
@@ -302,10 +242,12 @@ def measure_throughput(bench: Bench) -> list[Row]:
     with running_server(replicated_net.package, *replicated_flags) as server:
         alone = seconds_alone(server.ports, replicated_net, count=8)
         limit_ms = P99_IN_RUNS * alone * 1e3
-        replicated = find_rate(bench, server.ports, "replicated", alone, limit_ms)
+        ask = partial(bench.ask, server.ports, "replicated", "http")
+        replicated = find_rate(ask, "replicated", contest.search, alone, limit_ms)
     with running_server(ours_net.package, *contest.flags) as server:
         alone = seconds_alone(server.ports, ours_net)
-        ours = find_rate(bench, server.ports, contest.ours, alone, limit_ms)
+        ask = partial(bench.ask, server.ports, contest.ours, "http")
+        ours = find_rate(ask, contest.ours, contest.search, alone, limit_ms)
     case = {"what": "throughput", "net": contest.net, "candidates": NUM_CANDIDATES}
     row = make_row(case, "requests/s", ours.rate, replicated=replicated.rate)
     p99 = {"limit": limit_ms, "ours": ours.p99_ms, "replicated": replicated.p99_ms}
@@ -323,7 +265,7 @@ def measure_batching(bench: Bench) -> Iterator[Row]:
             # Merged or not, a request alone takes the same run: both have one limit.
             alone = alone or seconds_alone(server.ports, wide, count=64)
             show(f"  {name}, alone {alone * 1e3:.4g} ms")
-            curves[name] = _curve(bench, server.ports, alone)
+            curves[name] = _curve(partial(bench.ask, server.ports, "wide", "http"), alone)
     sizes = {"ratio": RATIO, "net": "movielens"}
     for limit in CURVE_LIMITS:
         best = {
@@ -344,11 +286,11 @@ def measure_batching(bench: Bench) -> Iterator[Row]:
             yield {**row, "x": x, "x_unit": "requests/s", "y": "p99", "limits": limits}
 
 
-def _curve(bench: Bench, ports: Ports, alone: float) -> list[Step]:
+def _curve(ask: Ask, alone: float) -> list[Step]:
     steps: list[Step] = []
     limit_ms = CURVE_LIMITS[0] * alone * 1e3
     for at in CURVE_LOADS:
-        step = try_rate(bench, ports, "wide", at / alone, CURVE_SECONDS, limit_ms)
+        step = try_rate(ask, at / alone, CURVE_SECONDS, limit_ms)
         if step.errors:
             break
         steps.append(step)

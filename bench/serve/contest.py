@@ -6,14 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Search:
-    """How the largest rate is found."""
-
-    seconds: float  # at least, of one step
-    load_range: tuple[float, float]  # in the rate of one request after the other
-    steps: int
+from bench.serve.search import Search
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
-from bench.serve.contest import Contest, Search
+from bench.serve.contest import Contest
+from bench.serve.search import Search
 from bench.serve.workloads import NUM_CANDIDATES, NUM_REQUESTS, Workload, write_requests
 from examples.movielens.artefacts import REPOSITORY, made_once
 from examples.movielens.serving import MODEL

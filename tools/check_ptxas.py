@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # setmaxnreg ignored; wgmma serialised, for one of several reasons.
-LOSSES = ("C7508", "C7510", "C7511", "C7512", "C7513", "C7602")
+LOSSES = ("C7508", "C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7602")
 
 COMPILING = re.compile(r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>sm_\w+)'")
 SPILLS = re.compile(

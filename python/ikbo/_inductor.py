@@ -38,6 +38,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import config
+from torch._inductor.cpp_builder import is_gcc
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
 
@@ -75,6 +77,11 @@ def compile_options(device: str) -> dict[str, Any]:
         # The runtime checks every shape; asserts on batch sizes also trip code generation.
         "scalar_asserts": False,
     }
+    if is_gcc():
+        # GCC makes symbols of std::regex unique in the process, and glibc never unmaps a library
+        # that has one. Inductor takes no flags of a caller's: this option's value is the end of one.
+        contract = config.cpp.enable_floating_point_contract_flag
+        options["cpp.enable_floating_point_contract_flag"] = f"{contract} -fno-gnu-unique"
     if device == "cpu":
         # Weights are constants: fold what is computed from them, prepack them for oneDNN.
         options["freezing"] = True

@@ -80,11 +80,12 @@ def test_clean_output_passes_and_fills_the_table(tmp_path: Path) -> None:
     [
         (SPILLING, "_Z4copyPf spills 48 bytes on sm_80"),
         (CLEAN + SERIALISED, "(C7510) Potential Performance Loss"),
+        (CLEAN + SERIALISED.replace("C7510", "C7515"), "(C7515) Potential Performance Loss"),
         (CLEAN + WARNING, "ptxas warning"),
         (None, "not compiled"),
         (CLEAN.replace("sm_100", "sm_80"), "not compiled for sm_100"),
     ],
-    ids=["spill", "serialised", "warning", "not built", "one architecture"],
+    ids=["spill", "serialised", "wgmma apart", "warning", "not built", "one architecture"],
 )
 def test_one_bad_file_fails_and_is_named(tmp_path: Path, log: str | None, complaint: str) -> None:
     write_build(tmp_path, {"a.cu": CLEAN, "b.cu": log})

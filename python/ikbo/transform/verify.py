@@ -4,14 +4,16 @@
 Inputs are drawn row by row from the example inputs, user rows and candidate rows separately. The
 truth is the unmodified model in fp64; the transformed program may err as much as a small multiple
 of what the unmodified model errs in its own type, plus the rounding of one sum of the result's
-size.
+size. Both are taken over all batches: an output of a single value can be small by cancellation, or
+exact by chance, and then says neither.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -58,6 +60,7 @@ def verify(
     unmodified = module_of(model)
     exact = in_fp64(unmodified)
     generator = torch.Generator().manual_seed(0)
+    cases: dict[str, list[Output]] = {}
     for users, candidates in _SIZES:
         sizes = _sizes(users, candidates, levels.limits)
         links = [_index(*pair, generator).to(captured.device) for pair in pairwise(sizes)]
@@ -70,7 +73,8 @@ def verify(
             truth = _of_any_batch(exact, args, kwargs, sizes[-1])
         pairs = zip(levels.letters.values(), sizes, strict=True)
         case = ", ".join(f"{letter}={size}" for letter, size in pairs)
-        _compare(case, got, same_type, truth)
+        cases[case] = _outputs(got, same_type, truth)
+    compare(cases)
 
 
 def _sizes(users: int, candidates: int, limits: Sequence[int]) -> tuple[int, ...]:
@@ -219,34 +223,71 @@ def in_fp64(module: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], An
     return run
 
 
-def _compare(case: str, got: Any, same_type: Any, truth: Any) -> None:
+@dataclass(frozen=True)
+class Output:
+    """One output of one batch, three times."""
+
+    name: str
+    ours: Tensor
+    theirs: Tensor  # of the unmodified model in its own type
+    exact: Tensor  # of the unmodified model in fp64
+
+    def error_of(self, got: Tensor) -> Tensor:
+        """Per element; 0 where the exact value or what was got is not finite."""
+        finite = torch.isfinite(self.exact) & torch.isfinite(got)
+        return (got.double() - self.exact).abs().where(finite, torch.zeros_like(self.exact))
+
+
+def _outputs(got: Any, same_type: Any, truth: Any) -> list[Output]:
     paths, _ = pytree.tree_flatten_with_path(got)
     others = (pytree.tree_leaves(same_type), pytree.tree_leaves(truth))
-    for (path, ours), theirs, exact in zip(paths, *others, strict=True):
-        if isinstance(ours, Tensor):
-            name = f"output {pytree.keystr(path)}" if path else "the output"
-            _compare_tensor(f"{name} at {case}", ours, theirs, exact)
+    return [
+        Output(f"output {pytree.keystr(path)}" if path else "the output", ours, theirs, exact)
+        for (path, ours), theirs, exact in zip(paths, *others, strict=True)
+        if isinstance(ours, Tensor)
+    ]
 
 
-def _compare_tensor(what: str, ours: Tensor, theirs: Tensor, exact: Tensor) -> None:
+def compare(cases: Mapping[str, Sequence[Output]]) -> None:
+    """Compares the outputs of every batch; raises TransformError at the first that is wrong."""
+    for of_all in zip(*cases.values(), strict=True):
+        for case, output in zip(cases, of_all, strict=True):
+            _check_type(f"{output.name} at {case}", output.ours, output.theirs)
+        if not of_all[0].ours.is_floating_point():
+            for case, output in zip(cases, of_all, strict=True):
+                different = output.ours != output.theirs
+                _check(f"{output.name} at {case}", different, output.ours, output.theirs)
+            continue
+        limit = _limit(of_all)
+        for case, output in zip(cases, of_all, strict=True):
+            _check_floats(f"{output.name} at {case}", output, limit)
+
+
+def _check_type(what: str, ours: Tensor, theirs: Tensor) -> None:
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         raise TransformError(
             f"ikbo.transform: {what} is {ours.dtype} {list(ours.shape)} instead of {theirs.dtype} "
             f"{list(theirs.shape)}"
         )
-    if not ours.is_floating_point():
-        _check(what, ours != theirs, ours, theirs)
-        return
-    finite = torch.isfinite(exact)
-    _check(what, torch.where(finite, torch.isfinite(ours), ours.double() == exact).logical_not()
-           & ~(torch.isnan(ours) & torch.isnan(exact)), ours, exact)  # fmt: skip
-    exact = exact.where(finite, torch.zeros_like(exact))
-    error = (ours.double() - exact).where(finite, torch.zeros_like(exact)).abs()
-    peer = (theirs.double() - exact).where(finite, torch.zeros_like(exact)).abs()
-    scale = exact.abs().max() if exact.numel() else exact.new_zeros(())
-    limit = _ERROR_FACTOR * (peer.max() if peer.numel() else 0)
-    limit = limit + _FLOOR_EPSILONS * torch.finfo(ours.dtype).eps * scale
-    _check(f"{what} (allowed error {float(limit):.3g})", error > limit, ours, exact)
+
+
+def _limit(of_all: Sequence[Output]) -> float:
+    """The error granted to one output, from what is seen of it in all batches."""
+    theirs = max(_largest(output.error_of(output.theirs)) for output in of_all)
+    scale = max(_largest(x.exact.where(torch.isfinite(x.exact), 0)) for x in of_all)
+    return _ERROR_FACTOR * theirs + _FLOOR_EPSILONS * torch.finfo(of_all[0].ours.dtype).eps * scale
+
+
+def _largest(x: Tensor) -> float:
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def _check_floats(what: str, output: Output, limit: float) -> None:
+    ours, exact = output.ours, output.exact
+    same = torch.where(torch.isfinite(exact), torch.isfinite(ours), ours.double() == exact)
+    both_nan = torch.isnan(ours) & torch.isnan(exact)
+    _check(what, ~(same | both_nan), ours, exact)
+    _check(f"{what} (allowed error {limit:.3g})", output.error_of(ours) > limit, ours, exact)
 
 
 def _check(what: str, wrong: Tensor, ours: Tensor, expected: Tensor) -> None:

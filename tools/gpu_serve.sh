@@ -93,7 +93,10 @@ run() {
   mkdir -p "$folder"
   tar -xzf "$ARCHIVE" -C "$folder"
   missing=$(loaded_by "$folder" | grep ' missing$' || true)
-  [ -z "$missing" ] || fail "this machine must have, or $ARCHIVE hold:"$'\n'"$missing"
+  # No end: what PyTorch misses it may never load.
+  [ -z "$missing" ] || printf 'gpu_serve: not found here:\n%s\n' "$missing" >&2
+  # GNU's compilers by name: a CXX that links libstdc++ statically breaks compiled packages.
+  export CC=/usr/bin/gcc CXX=/usr/bin/g++
   export IKBO_SERVER=$folder/bin/ikbo-server IKBO_C_LIBRARY=$folder/lib/libikbo.so
   export IKBO_OPS_LIBRARY=$folder/lib/libikbo_ops.so PYTHONPATH=$PWD/python
   export LD_LIBRARY_PATH=$folder/lib:$TORCH/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}

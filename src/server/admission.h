@@ -25,6 +25,7 @@ class Admission {
   Admission(int num_workers, std::int64_t max_users, std::int64_t max_candidates);
 
   const RunCost& cost() const { return cost_; }
+  std::size_t num_workers() const { return free_at_.size(); }
   // What a run was measured to take. Runs without candidates tell nothing.
   void measured(std::int64_t num_users, std::int64_t num_candidates, Clock::duration time);
 

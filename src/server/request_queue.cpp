@@ -82,7 +82,7 @@ NextRun RequestQueue::next_run(Clock::time_point now) const {
   NextRun run;
   const RunCost& cost = admission_.cost();
   const double waiting = seconds_before(Clock::time_point::max());
-  const double enough = cost.rows_of_next_run(waiting);
+  const double enough = cost.rows_of_next_run(waiting, admission_.num_workers());
   std::unordered_set<std::uint64_t> users;
   Clock::time_point deadline = Clock::time_point::max();
   for (const QueueEntry& entry : entries_) {

@@ -134,9 +134,10 @@ double RunCost::seconds_of_rows(std::int64_t num_users, std::int64_t num_candida
   return seconds(num_users, num_candidates) - parts_[0];
 }
 
-double RunCost::rows_of_next_run(double waiting) const {
+double RunCost::rows_of_next_run(double waiting, std::size_t num_workers) const {
   constexpr double kMostRuns = 8;
-  return std::max(std::sqrt(parts_[0] * waiting), waiting / kMostRuns);
+  return std::max(std::sqrt(parts_[0] * waiting / static_cast<double>(num_workers)),
+                  waiting / kMostRuns);
 }
 
 }  // namespace ikbo::server

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace ikbo::server {
@@ -23,12 +24,13 @@ class RunCost {
   double careful_seconds(std::int64_t num_users, std::int64_t num_candidates) const;
   // What that many rows add to a run.
   double seconds_of_rows(std::int64_t num_users, std::int64_t num_candidates) const;
-  // Of rows that wait and would add that much to one run: how much of it the next run should have
-  // at least. Runs of equal parts answer soonest on average with sqrt(fixed * waiting) in each: in
-  // larger ones the first requests wait for the last ones' rows, in smaller ones the last requests
-  // wait for many a fixed part. Never less than a share of it, so that a backlog is merged, and
-  // what that takes is measured, even where merging seemed to save nothing.
-  double rows_of_next_run(double waiting) const;
+  // Of rows that wait for so many workers and would add that much to one run: how much of it the
+  // next run should have at least. Runs of equal parts answer soonest on average with
+  // sqrt(fixed * waiting / workers) in each: in larger ones the first requests wait for the last
+  // ones' rows, in smaller ones the last requests wait for many a fixed part. Never less than a
+  // share of it, so that a backlog is merged, and what that takes is measured, even where merging
+  // seemed to save nothing.
+  double rows_of_next_run(double waiting, std::size_t num_workers) const;
 
  private:
   using Vector = std::array<double, 3>;

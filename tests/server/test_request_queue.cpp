@@ -19,8 +19,8 @@ class RequestQueueTest : public ::testing::Test {
   RequestQueueTest() { runs_take(milliseconds(0)); }
 
   // And that besides.
-  void runs_take(milliseconds fixed) {
-    admission_ = Admission(1, 4, 16);
+  void runs_take(milliseconds fixed, int num_workers = 1) {
+    admission_ = Admission(num_workers, 4, 16);
     for (int i = 0; i < 4; ++i) {
       for (const auto& [users, candidates] : {std::pair{1, 1}, {4, 16}, {1, 16}, {4, 4}}) {
         admission_.measured(users, candidates, fixed + milliseconds(candidates));
@@ -125,6 +125,14 @@ TEST_F(RequestQueueTest, ARunIsNoLargerThanPays) {
   const NextRun rest = queue_.next_run(kStart);
   EXPECT_EQ(rest.size, 2u);
   EXPECT_FALSE(rest.is_full);
+}
+
+TEST_F(RequestQueueTest, WhatWaitsIsSharedByTheWorkers) {
+  runs_take(milliseconds(3), 4);
+  for (int i = 0; i < 4; ++i) {
+    add(make_request(1, 4, i));
+  }
+  EXPECT_EQ(queue_.next_run(kStart).size, 1u);
 }
 
 TEST_F(RequestQueueTest, ABacklogIsMergedEvenWhereThatSeemsToSaveNothing) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "server/run_cost.h"
@@ -52,18 +53,21 @@ TEST(RunCost, KnowsNothingAtFirst) {
 
 TEST(RunCost, KnowsWhichRunAnswersSoonest) {
   RunCost cost(kMaxUsers, kMaxCandidates);
-  EXPECT_EQ(cost.rows_of_next_run(0), 0);
+  EXPECT_EQ(cost.rows_of_next_run(0, 1), 0);
   measure_all_sizes({1e-3, 0, 1e-6}, cost);
-  for (const int waiting : {1, 4, 20}) {
-    // Equal requests one after the other, in runs of a size that divides them: the mean answer.
-    const double rows = 3e-4;
-    const auto mean = [&](int size) {
-      return (1e-3 + size * rows) * (static_cast<double>(waiting) / size + 1) / 2;
-    };
-    const auto size = std::max(1, static_cast<int>(cost.rows_of_next_run(waiting * rows) / rows));
-    for (int other = 1; other <= waiting; ++other) {
-      EXPECT_LE(mean(std::min(size, waiting)), 1.05 * mean(other))
-          << waiting << " in runs of " << other;
+  const double rows = 3e-4;
+  for (const std::size_t workers : {1, 4}) {
+    for (const int waiting : {1, 4, 20}) {
+      // Of equal requests in runs of a size that divides them: the mean time to the answer.
+      const auto mean = [&](int size) {
+        const double runs = static_cast<double>(waiting) / size / static_cast<double>(workers);
+        return (1e-3 + size * rows) * (runs + 1) / 2;
+      };
+      const double best = cost.rows_of_next_run(waiting * rows, workers) / rows;
+      const int size = std::clamp(static_cast<int>(std::ceil(best)), 1, waiting);
+      for (int other = 1; other <= waiting; ++other) {
+        EXPECT_LE(mean(size), 1.05 * mean(other)) << waiting << " in runs of " << other;
+      }
     }
   }
 }

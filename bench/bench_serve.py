@@ -65,12 +65,12 @@ LIGHT_SIZES = {"candidates": NUM_CANDIDATES, "bytes": BODY_BYTES}
 # A limit on p99 that the replicated net can keep: a request waits for a run of four merged ones and
 # is in the next such run.
 P99_IN_RUNS = 8
-SEARCH_STEPS = 4
-SEARCH_SECONDS = 12  # at least, of one step
-SEARCH_RANGE = (0.1, 1.3)  # in the rate of one request after the other
 BATCHING_WORKERS = 2  # of one thread each
+SEARCH_STEPS = 4
+SEARCH_SECONDS = 10  # at least, of one step
+SEARCH_RANGE = (0.1, 1.3)  # in the rate of one request after the other
 CURVE_LOADS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.7, 2.0)  # likewise
-CURVE_SECONDS = 6
+CURVE_SECONDS = 5
 CURVE_LIMITS = (2, 5)  # p99 in the latency of a request alone
 CURVE_END = 10  # likewise: beyond, the server is overloaded
 STARTS = 5

@@ -33,7 +33,7 @@ from ikbo.testing.bench import REPOSITORY, write_results
 SOURCES = (
     "bench/bench_cost_model.py",
     "examples/movielens/model.py",
-    "python/ikbo/_inductor.py",
+    "python/ikbo/_inductor*.py",
     "python/ikbo/transform/**/*.py",
     "python/ikbo/transform/devices/cpu.json",
     "src/cpu/*",

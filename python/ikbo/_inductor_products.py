@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with constant weights on the CPU: packed for oneDNN or not, and for how many rows.
+
+| weight | product |
+|---|---|
+| fp32, at most `_SMALL` elements, with a fast MKL | PyTorch's own, then a bias to be fused |
+| any other | packed for oneDNN, for as many rows as the program's largest batch has |
+
+TorchInductor (torch 2.11.0) packs all of them, each for the rows of its own input. Two things are
+slower that way:
+
+- A call of oneDNN costs 15 us before it computes, one of PyTorch 2 us. A small weight stays in
+  cache, packed or not; and the addition of the bias fuses into what reads the product.
+- oneDNN's layout for the few rows of an example's users is up to 1.5 times as slow for other few
+  rows as its layout for many. One layout for both batches also lets the two forms of a package
+  share what is packed, and a layer take as long in one as in the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+
+# Where PyTorch's product was as fast as the packed one for any number of rows, 1 to 8000: 256 KiB,
+# which the second cache level of a server's core holds.
+_SMALL = 1 << 16
+_CPU = Path("/proc/cpuinfo")
+
+
+@contextlib.contextmanager
+def chosen_products(rows: int) -> Iterator[None]:
+    """While it is entered, Inductor writes the products of programs for the CPU as above.
+
+    Args:
+        rows: of the largest batch, in the program's example.
+    """
+    from torch._inductor.fx_passes import mkldnn_fusion
+
+    class Products(mkldnn_fusion.CpuMkldnnDeviceOp):
+        """What Inductor asks how a product is packed; `weight` is `[M, K]`, of a constant."""
+
+        def pack_linear_weight(
+            self, graph: Graph, is_lp_weight: bool, weight: Node, batch_size: Any
+        ) -> Node:
+            is_small = weight.args[0].meta["val"].numel() <= _SMALL
+            if is_small and not is_lp_weight and _has_fast_mkl():
+                return weight
+            packed_for = _with_batch(batch_size, rows)
+            return super().pack_linear_weight(graph, is_lp_weight, weight, packed_for)
+
+        def pack_linear(
+            self,
+            graph: Graph,
+            is_lp_weight: bool,
+            batch_size: Any,
+            x: Node,
+            weight: Node,
+            bias: Node | None,
+        ) -> Node:
+            if weight.target is not aten.permute.default:
+                return super().pack_linear(graph, is_lp_weight, batch_size, x, weight, bias)
+            return _plain(graph, x, weight.args[0], bias)
+
+    with mock.patch.object(mkldnn_fusion, "_get_mkldnn_device_op", lambda _: Products()):
+        yield
+
+
+def _has_fast_mkl() -> bool:
+    """Not with AVX-512 of another vendor than Intel, as `src/cpu/onednn.cpp` has it."""
+    return not torch.cpu._is_avx512_supported() or "GenuineIntel" in _CPU.read_text()
+
+
+def _with_batch(size: Any, rows: int) -> int:
+    """A size that depends on batches, where these have `rows` rows."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, rows)))
+
+
+def _plain(graph: Graph, x: Node, weight: Node, bias: Node | None) -> Node:
+    def call(target: Any, *args: Any) -> Node:
+        written = graph.call_function(target, args)
+        written.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"]))
+        return written
+
+    product = call(aten.mm.default, x, weight)
+    if bias is None:
+        return product
+    # NOTE: the axis of length 1 hides `mm + add` from Inductor, which would make an addmm of it.
+    total = call(aten.add.Tensor, call(aten.unsqueeze.default, product, 1), bias)
+    return call(aten.squeeze.dim, total, 1)

@@ -106,14 +106,15 @@ def compile_to(
     valid_vec_isa_list()
     from torch._inductor.package import package_aoti  # slow to import
 
+    examples = tree_leaves([program.example_inputs for program, _ in programs.values()])
+    largest_batch = max((len(x) for x in examples if x.dim()), default=1)
     files = {}
     for name, (program, options) in programs.items():
         args, kwargs = program.example_inputs
         with contextlib.ExitStack() as stack:
             stack.enter_context(_torch_on_library_path())
             if _is_one_of(_PATCHED_VERSIONS):
-                rows = (len(x) for x in tree_leaves((args, kwargs)) if x.dim())
-                stack.enter_context(chosen_products(max(rows, default=1)))
+                stack.enter_context(chosen_products(largest_batch))
                 if has_branches(program):
                     stack.enter_context(branches_as_programs())
             stack.enter_context(torch.no_grad())

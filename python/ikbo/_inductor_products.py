@@ -3,14 +3,15 @@
 
 | weight | product |
 |---|---|
-| fp32, at most `_SMALL` elements, with a fast MKL | PyTorch's own, then a bias to be fused |
-| any other | packed for oneDNN, for as many rows as the program's largest batch has |
+| fp32, at most `_SMALL` elements, for `_FEW` rows, MKL fast | PyTorch's own, then its bias |
+| any other | packed for oneDNN, for as many rows as the package's largest batch has |
 
 TorchInductor (torch 2.11.0) packs all of them, each for the rows of its own input. Two things are
 slower that way:
 
 - A call of oneDNN costs 15 us before it computes, one of PyTorch 2 us. A small weight stays in
-  cache, packed or not; and the addition of the bias fuses into what reads the product.
+  cache, packed or not; and the addition of the bias fuses into what reads the product. For many
+  rows, as those of all users' histories, oneDNN is ahead: it adds the bias before it writes.
 - oneDNN's layout for the few rows of an example's users is up to 1.5 times as slow for other few
   rows as its layout for many. One layout for both batches also lets the two forms of a package
   share what is packed, and a layer take as long in one as in the other. A weight that both batches
@@ -31,9 +32,10 @@ from torch.fx import Graph, Node
 
 aten = torch.ops.aten
 
-# Where PyTorch's product was as fast as the packed one for any number of rows, 1 to 8000: 256 KiB,
-# which the second cache level of a server's core holds.
+# Where PyTorch's product, then a pass over its result, was as fast as oneDNN's: weights of 256 KiB,
+# which the second cache level of a server's core holds, and 2000 rows. For 9000 rows it was not.
 _SMALL = 1 << 16
+_FEW = 4096
 _CPU = Path("/proc/cpuinfo")
 
 
@@ -42,7 +44,7 @@ def chosen_products(rows: int) -> Iterator[None]:
     """While it is entered, Inductor writes the products of programs for the CPU as above.
 
     Args:
-        rows: of the largest batch, in the program's example.
+        rows: of the largest batch, in the examples of the package's programs.
     """
     from torch._inductor.fx_passes import mkldnn_fusion
 
@@ -55,10 +57,10 @@ def chosen_products(rows: int) -> Iterator[None]:
         def pack_linear_weight(
             self, graph: Graph, is_lp_weight: bool, weight: Node, batch_size: Any
         ) -> Node:
-            is_small = weight.args[0].meta["val"].numel() <= _SMALL
+            packed_for = _with_batch(batch_size, rows)
+            is_small = weight.args[0].meta["val"].numel() <= _SMALL and packed_for <= _FEW
             if is_small and not is_lp_weight and _has_fast_mkl():
                 return weight
-            packed_for = _with_batch(batch_size, rows)
             key = (graph, packed_for, *_place(weight.args[0]))
             if key in self.packed:
                 graph.erase_node(weight)

@@ -16,20 +16,22 @@ import ikbo
 from ikbo import _inductor_products
 from ikbo._inductor_products import _with_batch
 
-WIDE, NARROW = 272, 32
+WIDE, NARROW, EVENTS = 272, 32, 9
 
 
 class Net(nn.Module):
-    """A large layer that runs at U and at B, and small ones."""
+    """A large layer that runs at U and at B, and small ones, one of them over a history."""
 
     def __init__(self) -> None:
         super().__init__()
         self.large = nn.Linear(WIDE, WIDE)
         self.small = nn.Linear(WIDE, NARROW)
         self.plain = nn.Linear(NARROW, NARROW, bias=False)
+        self.event = nn.Linear(NARROW, WIDE)
 
-    def forward(self, user: Tensor, item: Tensor, index: Tensor) -> Tensor:
-        user, item = self.large(user), self.large(item).relu()
+    def forward(self, user: Tensor, history: Tensor, item: Tensor, index: Tensor) -> Tensor:
+        events = self.event(history).relu().sum(1)
+        user, item = self.large(user + events), self.large(item).relu()
         return self.plain(self.small(item + ikbo.expand(user, index)).relu())
 
 
@@ -37,8 +39,9 @@ class Net(nn.Module):
 def code(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("products") / "net.pt2"
-    inputs = (torch.randn(24, WIDE), torch.randn(24, WIDE), torch.zeros(24, dtype=torch.int32))
-    roles = {"user": "user", "item": "candidate", "index": "index"}
+    rows = [torch.randn(24, *row) for row in ((WIDE,), (EVENTS, NARROW), (WIDE,))]
+    inputs = (*rows, torch.zeros(24, dtype=torch.int32))
+    roles = {"user": "user", "history": "user", "item": "candidate", "index": "index"}
     with mock.patch.object(_inductor_products, "_has_fast_mkl", lambda: True):
         ikbo.package(
             Net().eval(), path, example_inputs=inputs, roles=roles, max_users=8, max_candidates=1024
@@ -47,9 +50,9 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> str:
         return "".join(archive.read(n).decode() for n in archive.namelist() if n.endswith(".cpp"))
 
 
-def test_large_weights_are_packed_and_small_ones_are_not(code: str) -> None:
+def test_small_weights_are_not_packed_but_for_many_rows(code: str) -> None:
     products = re.findall(r"aoti_torch_cpu_(\w*(?:mm|linear)\w*)\(", code)
-    assert products == ["_linear_pointwise"] * 2 + ["mm_out"] * 2
+    assert products == ["_linear_pointwise"] * 3 + ["mm_out"] * 2
 
 
 def test_a_layer_at_both_batches_is_packed_once(code: str) -> None:

@@ -35,7 +35,7 @@ aten = torch.ops.aten
 # Where PyTorch's product, then a pass over its result, was as fast as oneDNN's: weights of 256 KiB,
 # which the second cache level of a server's core holds, and 2000 rows. For 9000 rows it was not.
 _SMALL = 1 << 16
-_FEW = 4096
+_FEW = 2048  # in the example, of 17 users and 1021 candidates unless the limits are smaller
 _CPU = Path("/proc/cpuinfo")
 
 
@@ -57,10 +57,10 @@ def chosen_products(rows: int) -> Iterator[None]:
         def pack_linear_weight(
             self, graph: Graph, is_lp_weight: bool, weight: Node, batch_size: Any
         ) -> Node:
-            packed_for = _with_batch(batch_size, rows)
-            is_small = weight.args[0].meta["val"].numel() <= _SMALL and packed_for <= _FEW
-            if is_small and not is_lp_weight and _has_fast_mkl():
+            is_small = weight.args[0].meta["val"].numel() <= _SMALL
+            if is_small and _hint(batch_size) <= _FEW and not is_lp_weight and _has_fast_mkl():
                 return weight
+            packed_for = _with_batch(batch_size, rows)
             key = (graph, packed_for, *_place(weight.args[0]))
             if key in self.packed:
                 graph.erase_node(weight)
@@ -92,6 +92,13 @@ def chosen_products(rows: int) -> Iterator[None]:
 def _has_fast_mkl() -> bool:
     """Not with AVX-512 of another vendor than Intel, as `src/cpu/onednn.cpp` has it."""
     return not torch.cpu._is_avx512_supported() or "GenuineIntel" in _CPU.read_text()
+
+
+def _hint(size: Any) -> int:
+    """A size in the example."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(size.node.shape_env.size_hint(size.node.expr))
 
 
 def _with_batch(size: Any, rows: int) -> int:

@@ -20,7 +20,7 @@ WIDE, NARROW, EVENTS = 272, 32, 9
 
 
 class Net(nn.Module):
-    """A large layer that runs at U and at B, and small ones, one of them over a history."""
+    """A large layer that runs at U and at B, and small ones, one of them over several rows each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
     def forward(self, user: Tensor, history: Tensor, item: Tensor, index: Tensor) -> Tensor:
         events = self.event(history).relu().sum(1)
-        user, item = self.large(user + events), self.large(item).relu()
+        user, item = self.large(user), self.large(item + events).relu()
         return self.plain(self.small(item + ikbo.expand(user, index)).relu())
 
 
@@ -41,7 +41,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("products") / "net.pt2"
     rows = [torch.randn(24, *row) for row in ((WIDE,), (EVENTS, NARROW), (WIDE,))]
     inputs = (*rows, torch.zeros(24, dtype=torch.int32))
-    roles = {"user": "user", "history": "user", "item": "candidate", "index": "index"}
+    roles = {"user": "user", "history": "candidate", "item": "candidate", "index": "index"}
     with mock.patch.object(_inductor_products, "_has_fast_mkl", lambda: True):
         ikbo.package(
             Net().eval(), path, example_inputs=inputs, roles=roles, max_users=8, max_candidates=1024

@@ -192,7 +192,8 @@ void Connection::start_body() {
                                           context_.memory.take(plan_.size));
   }
   const bool has_all = plan_.is_chunked ? buffer_.size() > 0 : buffer_.size() >= plan_.size;
-  if (beast::iequals(head[http::field::expect], "100-continue") && !has_all) {
+  const bool is_1_0 = head.version() < 11;  // knows no 100
+  if (beast::iequals(head[http::field::expect], "100-continue") && !has_all && !is_1_0) {
     send_continue();
   } else {
     read_body();

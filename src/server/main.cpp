@@ -24,6 +24,7 @@
 #include "server/package_gate.h"
 #include "server/router.h"
 #include "server/spec_cost.h"
+#include "server/tls.h"
 
 namespace ikbo::server {
 namespace {
@@ -108,6 +109,10 @@ AccessTokens check_options(const Config& config, const Logger& logger) {
              "--infer-token-file is given, or whoever connects could change what is served");
   if (config.http.allow_remote && !config.tls.is_enabled() && config.access.is_any()) {
     logger.write(LogLevel::kWarning, "tokens_without_tls", {{"host", config.http.host}});
+  }
+  if (config.tls.is_enabled() && !is_certificate_current(read_tls_files(config.tls))) {
+    logger.write(LogLevel::kWarning, "certificate_not_current",
+                 {{"certificate", config.tls.certificate}});
   }
   return AccessTokens(config.access);
 }

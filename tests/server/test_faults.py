@@ -341,6 +341,23 @@ def test_half_closed_clients_get_their_answers(server: Server) -> None:
     assert reply.startswith(b"HTTP/1.1 200 OK") and b'"score"' in reply
 
 
+def test_head_is_get_without_a_body(server: Server) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    for path in ("/v2/health/live", "/metrics", "/absent"):
+        replies = {}
+        for method in ("GET", "HEAD", "GET"):  # on one connection: nothing is left over
+            client.request(method, path)
+            replies[method] = client.getresponse()
+            text = replies[method].read()
+            assert bool(text) == (method == "GET")
+        assert replies["HEAD"].status == replies["GET"].status
+        if path != "/metrics":  # which count these requests, too
+            assert replies["HEAD"].getheaders() == replies["GET"].getheaders()
+    client.request("HEAD", PATH)
+    assert client.getresponse().status == 405
+    client.close()
+
+
 def test_clients_of_http_1_0_hear_of_no_100(server: Server) -> None:
     head, body = request_bytes().split(b"\r\n\r\n", 1)
     head = head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\nExpect: 100-continue\r\n\r\n"

@@ -80,7 +80,6 @@ class Model:
         if num_sessions < 1:
             raise ValueError(f"ikbo.runtime: num_sessions must be at least 1; got {num_sessions}")
         self._library = _c_api.load(_c_api.library_path())
-        self._process = os.getpid()
         keys = [os.fsencode(key) for key in trusted_keys]
         trust = _c_api.PackageOptions(
             size=ctypes.sizeof(_c_api.PackageOptions),
@@ -125,10 +124,10 @@ class Model:
         """Runs several requests as one, in which each has users of its own; as `__call__`, but that
         the inputs of several are copied side by side.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self._sessions.process:
             raise RuntimeError(
-                f"model {self.name}: must be run by the process that loaded it, {self._process}, "
-                f"whose threads a fork does not have; got {os.getpid()}; load it after the fork"
+                f"model {self.name}: must be run by the process that loaded it, whose threads a "
+                f"fork does not have, {self._sessions.process}; got {os.getpid()}; load it there"
             )
         elements = [self._elements(request) for request in requests]
         given = (_c_api.Request * len(requests))(*map(self._request, elements))
@@ -198,6 +197,7 @@ class _Sessions:
     """What threads that run take and put back; who finds none waits."""
 
     def __init__(self) -> None:
+        self.process = os.getpid()  # of no use to another one
         self._free: list[ctypes.c_void_p] = []
         self._changed = threading.Condition()
         self._is_closed = False
@@ -214,6 +214,8 @@ class _Sessions:
 
     def close(self, count: int) -> None:
         """Waits for the runs under way, until `count` are here, and keeps them."""
+        if os.getpid() != self.process:
+            return  # nobody runs here, nor lets go of the lock
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: len(self._free) == count)

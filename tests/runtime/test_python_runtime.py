@@ -194,11 +194,15 @@ def test_a_process_may_end_while_threads_run(transformed_package: Path) -> None:
 def test_a_fork_does_not_run_its_parents_model(transformed_package: Path) -> None:
     status, output = run_child(
         transformed_package,
+        "def run():\n"
+        "    while True: model(**inputs)\n"
+        "threading.Thread(target=run, daemon=True).start()\n"
+        "time.sleep(0.2)\n"
         "if os.fork() == 0:\n"
         "    try: model(**inputs)\n"
         "    except RuntimeError as error: print(error, flush=True)\n"
-        "    os._exit(0)\n"
-        "os.wait()\n",
+        "    sys.exit()\n"
+        "assert os.wait()[1] == 0\n",
     )
     assert status == 0 and "must be run by the process that loaded it" in output, output
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -493,6 +494,34 @@ def test_requests_share_a_budget_of_memory(start_server: StartServer, ranker: Se
     status, reply = post(server, gzip.compress(bytes(100_000)), {"Content-Encoding": "gzip"})
     assert status == 503 and "needs 100000 bytes" in reply["error"]
     assert_serves(server, ranker)
+
+
+def test_who_sends_no_body_holds_no_memory(start_server: StartServer, ranker: Served) -> None:
+    size = 4 << 20
+    server = start_server("--max-request-memory", str(8 << 20))
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode()
+    whole = head + f"Content-Length: {size}\r\n\r\n".encode()
+    chunk = head + f"Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n".encode()
+    with ExitStack() as clients:
+        silent = [clients.enter_context(connect(server)) for _ in range(10)]
+        for i, client in enumerate(silent):
+            client.sendall(whole if i < 5 else chunk)
+        time.sleep(0.2)
+        assert_serves(server, ranker)
+        silent[0].sendall(b" " * size)  # a body of several steps
+        assert silent[0].recv(65536).startswith(b"HTTP/1.1 400")
+        for client in silent[1:4]:
+            client.sendall(b" " * (size - 1))
+        wait_until(lambda: any(is_refused(client) for client in silent[1:4]))
+    assert_serves(server, ranker)
+
+
+def is_refused(client: socket.socket) -> bool:
+    client.settimeout(0.1)
+    try:
+        return client.recv(65536).startswith(b"HTTP/1.1 503")
+    except TimeoutError:
+        return False
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 
 Both get the same inputs, users once per user; the unmodified model repeats their rows first
 (`replicated`). `slowdown` in a case is the median of ours / replicated, pair by pair: calls take
-turns, in the CPU time of the one thread, so that other processes of the machine count little.
+turns, each behind an untimed one that finds the heap as the other left it, in the CPU time of the
+one thread, so that other processes of the machine count little. A package is loaded several times:
+where its weights come to lie decides some per cent.
 Eager: the module that `ikbo.transform` returns by default, which chooses per batch. Package: a
 package made for the ratio, and one for `usual` ratios (the default) that holds both forms.
 usage: bench/bench_cost_model.py [--blocks NAME,...] [--packages NAME,...]
@@ -12,12 +14,14 @@ usage: bench/bench_cost_model.py [--blocks NAME,...] [--packages NAME,...]
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import truediv
 from pathlib import Path
 from typing import Any
@@ -33,7 +37,7 @@ from ikbo.testing.bench import REPOSITORY, write_results
 SOURCES = (
     "bench/bench_cost_model.py",
     "examples/movielens/model.py",
-    "python/ikbo/_inductor.py",
+    "python/ikbo/_inductor*.py",
     "python/ikbo/transform/**/*.py",
     "python/ikbo/transform/devices/cpu.json",
     "src/cpu/*",
@@ -53,8 +57,10 @@ SIZES = (
 )
 MAX_USERS, MAX_CANDIDATES = 64, 2048
 ROWS = 64  # of the example inputs
-SECONDS = 2.5  # for each case
+SECONDS = 5.0  # for each case
+COPIES = 4  # of a package
 Inputs = dict[str, Tensor]
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,7 @@ class Contest:
         for sizes in SIZES:
             inputs = self.inputs(*sizes)
             flat = tuple(inputs.values())
-            calls = (lambda: module(**inputs), lambda: self.replicated(*flat))  # noqa: B023
+            calls = ([lambda: module(**inputs)], [lambda: self.replicated(*flat)])  # noqa: B023
             found.append(self.row("eager", "usual", sizes, calls))
         return found
 
@@ -226,7 +232,7 @@ class Contest:
             },
             max_users=MAX_USERS, max_candidates=MAX_CANDIDATES,
         )  # fmt: skip
-        peer = torch._inductor.aoti_load_package(str(folder / "replicated.pt2"))
+        peer = loaded(folder / "replicated.pt2")
         found = []
         for ratio in (1, None):
             path = folder / f"ratio_{ratio}.pt2"
@@ -239,17 +245,17 @@ class Contest:
                 found.append({"case": case, "unit": "ms", "ours": reason, "peers": {}})
                 print(f"{self.name:16}package {made_for!s:6} {found[-1]['ours']}", flush=True)
                 continue
-            ours = torch._inductor.aoti_load_package(str(path))
+            ours = loaded(path)
             for users, candidates in SIZES:
                 if ratio is not None and candidates != users * ratio:
                     continue
                 flat = tuple(self.inputs(users, candidates).values())
-                calls = (lambda: ours(*flat), lambda: peer(*flat))  # noqa: B023
+                calls = tuple([partial(copy, *flat) for copy in side] for side in (ours, peer))
                 found.append(self.row("package", made_for, (users, candidates), calls))
         return found
 
     def row(
-        self, how: str, made_for: Any, sizes: tuple[int, int], calls: tuple[Callable[[], Any], ...]
+        self, how: str, made_for: Any, sizes: tuple[int, int], calls: Sequence[Sequence[Call]]
     ) -> dict[str, Any]:
         ours, theirs = paired(*calls)
         users, candidates = sizes
@@ -268,15 +274,21 @@ class Contest:
         return {"case": case, "unit": "ms", "ours": statistics.median(ours), "peers": peers}
 
 
-def paired(*calls: Callable[[], Any]) -> list[list[float]]:
-    """CPU milliseconds of this thread of each call, the calls in turn, their order alternating."""
-    times: list[list[float]] = [[] for _ in calls]
-    for call in calls * 3:
+def loaded(path: Path) -> list[Callable[..., Any]]:
+    return [torch._inductor.aoti_load_package(str(path)) for _ in range(COPIES)]
+
+
+def paired(*sides: Sequence[Call]) -> list[list[float]]:
+    """CPU milliseconds of this thread; a side's copies take turns, the sides' order alternates."""
+    times: list[list[float]] = [[] for _ in sides]
+    for call in itertools.chain(*sides):
         call()
     end = time.perf_counter() + SECONDS
-    order = list(enumerate(calls))
+    order = list(enumerate(map(itertools.cycle, sides)))
     while time.perf_counter() < end or len(times[0]) < 11:
-        for number, call in order:
+        for number, copies in order:
+            call = next(copies)
+            call()
             start = time.thread_time_ns()
             call()
             times[number].append((time.thread_time_ns() - start) / 1e6)

@@ -11,8 +11,6 @@ from ikbo.testing.bench import interleaved
 
 Call = Callable[[], object]
 
-_WARM_UP = "warm-up of "
-
 
 class _Copies:
     """One contestant: the next of its copies, untimed, then the same one timed."""
@@ -44,9 +42,8 @@ def in_turn(contestants: Mapping[str, Call | Sequence[Call]], **limits: Any) -> 
     Returns:
         Name to median, in milliseconds.
     """
-    calls: dict[str, Call] = {}
-    for name, given in contestants.items():
-        copies = _Copies([given] if callable(given) else given)
-        calls |= {_WARM_UP + name: copies.warm_up, name: copies.timed}
-    times = interleaved(calls, **limits)
-    return {name: times[name] for name in contestants}
+    copies = {
+        name: _Copies([given] if callable(given) else given) for name, given in contestants.items()
+    }
+    timed = {name: each.timed for name, each in copies.items()}
+    return interleaved(timed, before=lambda name: copies[name].warm_up(), **limits)

@@ -134,9 +134,9 @@ IMPORT_RULES = (
     ),
     ImportRule(
         "python/ikbo",
-        r"torch\._inductor\.(lowering|ir|virtualized|graph|scheduler)\b.*",
-        "Inductor's private interfaces have one adapter, in two files",
-        ("python/ikbo/_inductor.py", "python/ikbo/_inductor_branches.py"),
+        r"torch\._inductor\.(lowering|ir|virtualized|graph|scheduler|freezing|fx_passes)\b.*",
+        "Inductor's private interfaces have one adapter, in three files",
+        tuple(f"python/ikbo/_inductor{part}.py" for part in ("", "_branches", "_products")),
     ),
     ImportRule("python/ikbo/transform/rules", r"torch\.fx\b.*", "rules know forms, not graphs"),
     ImportRule("python/ikbo", r"(tests|bench|examples|tools)\b.*", "the package stands alone"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How ikbo operators become code inside a package.
 
-This module and `_inductor_branches` alone touch TorchInductor.
+This module, `_inductor_branches` and `_inductor_products` alone touch TorchInductor.
 
 | operator | in a package |
 |---|---|
@@ -16,8 +16,8 @@ Why `expand` needs its own lowering: Inductor inlines the arithmetic that produc
 every loop that reads it, so a plain `index_select` of a user value recomputes user-only work for
 every candidate.
 
-Why the plain form of `linear` on the CPU: weights are constants of a package, so Inductor prepacks
-them for oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it
+Why the plain form of `linear` on the CPU: weights are constants of a package, so Inductor packs the
+large ones for oneDNN, and what follows the GEMMs fuses; bench/results/ops-cpu.json compares it
 (`inside: package`) with our kernel. In 16 bits it would round each GEMM's result there; our kernel
 sums in fp32 and rounds once. On a GPU a GEMM of 16 bits can write fp32: parts then round once, too.
 
@@ -42,16 +42,19 @@ from torch._inductor import config
 from torch._inductor.cpp_builder import is_gcc
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from ikbo._inductor_branches import branches_as_programs, has_branches
+from ikbo._inductor_products import chosen_products
 from ikbo._layers import with_epilogues, with_one_product
 from ikbo.reference import ACTIVATIONS
 
 # Versions of torch whose private lowering registry was tested with `expand`'s lowering. On any
 # other one the opaque identity operator takes its place.
 _LOWERING_VERSIONS = ("2.11", "2.15")
-# Those tested with `branches_as_programs`. On any other one branches are compiled as torch does it.
-_BRANCH_VERSIONS = ("2.11",)
+# Those tested with `branches_as_programs` and `chosen_products`. On any other one branches and
+# products are compiled as torch does it.
+_PATCHED_VERSIONS = ("2.11",)
 
 # Where GEMMs, gather and add are faster than our kernel: operator and device to element types.
 # Measured in bench/results: ops-cpu.json, linear-h200.json, generic-h200.json.
@@ -83,7 +86,7 @@ def compile_options(device: str) -> dict[str, Any]:
         contract = config.cpp.enable_floating_point_contract_flag
         options["cpp.enable_floating_point_contract_flag"] = f"{contract} -fno-gnu-unique"
     if device == "cpu":
-        # Weights are constants: fold what is computed from them, prepack them for oneDNN.
+        # Weights are constants: fold what is computed from them, pack large ones for oneDNN.
         options["freezing"] = True
         # The number of threads is the server's choice, not the compiling machine's.
         options["cpp.dynamic_threads"] = True
@@ -110,13 +113,17 @@ def compile_to(
     valid_vec_isa_list()
     from torch._inductor.package import package_aoti  # slow to import
 
+    examples = tree_leaves([program.example_inputs for program, _ in programs.values()])
+    largest_batch = max((len(x) for x in examples if x.dim()), default=1)
     files = {}
     for name, (program, options) in programs.items():
         args, kwargs = program.example_inputs
         with contextlib.ExitStack() as stack:
             stack.enter_context(_torch_on_library_path())
-            if has_branches(program) and _is_one_of(_BRANCH_VERSIONS):
-                stack.enter_context(branches_as_programs())
+            if _is_one_of(_PATCHED_VERSIONS):
+                stack.enter_context(chosen_products(largest_batch))
+                if has_branches(program):
+                    stack.enter_context(branches_as_programs())
             stack.enter_context(torch.no_grad())
             files[name] = torch._inductor.aot_compile(
                 program.module(check_guards=False),

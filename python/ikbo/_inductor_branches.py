@@ -112,8 +112,7 @@ def _freeze_branch(branch: GraphModule, constants: dict[int, Tensor], held: list
     view_to_reshape(branch)
     freezing_passes(branch, [x.meta["val"] for i, x in enumerate(inputs) if i not in constants])
     constant_fold(branch)
-    # Each constant is held once. A weight that is packed for U rows in one branch and for B rows in
-    # another is two: what was packed for the other's rows is slower.
+    # Each constant is held once, packed or not.
     for node in branch.graph.find_nodes(op="get_attr"):
         value = attrgetter(node.target)(branch)
         if not isinstance(value, Tensor):

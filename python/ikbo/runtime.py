@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import queue
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,9 +97,11 @@ class Model:
             cuda_graphs=cuda_graphs,
         )
         model = self._make("model", "ikbo_model_load", package, options)
-        self._sessions: queue.LifoQueue[ctypes.c_void_p] = queue.LifoQueue()
+        self._sessions = _Sessions()
         for _ in range(num_sessions):
             self._sessions.put(self._make("session", "ikbo_session_create", model))
+        # The libraries' own threads end with the process: no run may be under way by then.
+        weakref.finalize(self, self._sessions.close, num_sessions)
 
     def __call__(self, **arrays: Any) -> dict[str, Any]:
         """Runs one request.
@@ -122,9 +124,14 @@ class Model:
         """Runs several requests as one, in which each has users of its own; as `__call__`, but that
         the inputs of several are copied side by side.
         """
+        if os.getpid() != self._sessions.process:
+            raise RuntimeError(
+                f"model {self.name}: must be run by the process that loaded it, whose threads a "
+                f"fork does not have, {self._sessions.process}; got {os.getpid()}; load it there"
+            )
         elements = [self._elements(request) for request in requests]
         given = (_c_api.Request * len(requests))(*map(self._request, elements))
-        session = self._sessions.get()
+        session = self._sessions.take()
         try:
             result = self._make("result", "ikbo_session_run", session, given, len(requests))
         finally:
@@ -139,7 +146,9 @@ class Model:
         self.outputs = tuple(_spec(info.outputs[i]) for i in range(info.num_outputs))
 
     def _make(self, kind: str, function: str, *arguments: Any) -> Any:
-        """The handle that a C function makes; freed when nothing refers to it any more."""
+        """The handle that a C function makes; freed when nothing refers to it any more, but not at
+        the end of the process: threads and exit handlers may still use it.
+        """
         handle = ctypes.c_void_p()
         error = getattr(self._library, function)(*arguments, ctypes.byref(handle))
         if error:
@@ -147,7 +156,7 @@ class Model:
             self._library.ikbo_error_free(error)
             raise RuntimeError(text)
         free = getattr(self._library, f"ikbo_{kind}_free")
-        weakref.finalize(handle, free, handle.value)
+        weakref.finalize(handle, free, handle.value).atexit = False
         return handle
 
     def _elements(self, arrays: Mapping[str, Any]) -> list[Elements | None]:
@@ -182,6 +191,34 @@ class Model:
     def _outputs(self, result: ctypes.c_void_p, request: int) -> dict[str, Any]:
         tensors = self._library.ikbo_result_get_outputs(result, request)
         return {spec.name: _array(tensors[i], result) for i, spec in enumerate(self.outputs)}
+
+
+class _Sessions:
+    """What threads that run take and put back; who finds none waits."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()  # of no use to another one
+        self._free: list[ctypes.c_void_p] = []
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, session: ctypes.c_void_p) -> None:
+        with self._changed:
+            self._free.append(session)
+            self._changed.notify_all()
+
+    def take(self) -> ctypes.c_void_p:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free and not self._is_closed)
+            return self._free.pop()
+
+    def close(self, count: int) -> None:
+        """Waits for the runs under way, until `count` are here, and keeps them."""
+        if os.getpid() != self.process:
+            return  # nobody runs here, nor lets go of the lock
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: len(self._free) == count)
 
 
 def _spec(spec: _c_api.TensorSpec) -> TensorSpec:

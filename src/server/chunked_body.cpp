@@ -32,13 +32,14 @@ void ChunkedBody::refuse_with(const RequestError& refusal, ErrorCode& error) {
   error = boost::beast::http::error::body_limit;
 }
 
-// Nothing may be thrown through the parser.
+// Nothing may be thrown through the parser. There must be room for a chunk that is announced, which
+// is held as its bytes come.
 void ChunkedBody::expect(std::uint64_t bytes, ErrorCode& error) {
   if (bytes > max_bytes_ - expected_) {
     return refuse_with(too_large(), error);
   }
   try {
-    lease_.add(memory_.take(bytes));
+    static_cast<void>(memory_.take(bytes));
     expected_ += bytes;
   } catch (const RequestError& refusal) {
     refuse_with(refusal, error);
@@ -47,7 +48,10 @@ void ChunkedBody::expect(std::uint64_t bytes, ErrorCode& error) {
 
 std::size_t ChunkedBody::add(std::string_view bytes, ErrorCode& error) {
   try {
+    lease_.add(memory_.take(bytes.size()));
     bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  } catch (const RequestError& refusal) {
+    refuse_with(refusal, error);
   } catch (const std::bad_alloc&) {
     refuse_with(RequestError(ErrorKind::kOutOfMemory,
                              "the server has no memory for the request's body now"),

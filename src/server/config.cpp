@@ -21,12 +21,13 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr auto kMaxTime = std::numeric_limits<std::int32_t>::max();
 
-// Adds a flag in whole units of `Duration`.
+// Adds a flag in whole units of `Duration`, from `least` on.
 template <typename Duration>
-void add_time(CLI::App& app, const std::string& name, Duration& time, const std::string& text) {
+void add_time(CLI::App& app, const std::string& name, Duration& time, const std::string& text,
+              std::int64_t least = 0) {
   app.add_option_function<std::int64_t>(
          name, [&time](const std::int64_t& count) { time = Duration(count); }, text)
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{kMaxTime}))
+      ->check(CLI::Range(least, std::int64_t{kMaxTime}))
       ->default_str(std::to_string(time.count()));
 }
 
@@ -161,11 +162,11 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 20))
       ->capture_default_str();
   add_time(app, "--idle-timeout-ms", http.idle_timeout,
-           "Close a connection after this long (ms) without a request");
+           "Close a connection after this long (ms) without a request", 1);
   add_time(app, "--read-timeout-ms", http.read_timeout,
-           "Close a connection that takes longer (ms) to send a request's head, or its body");
+           "Close a connection that takes longer (ms) to send a request's head, or its body", 1);
   add_time(app, "--write-timeout-ms", http.write_timeout,
-           "Close a connection that takes longer (ms) to receive a reply");
+           "Close a connection that takes longer (ms) to receive a reply", 1);
   add_time(app, "--drain-timeout-ms", http.drain_timeout,
            "After SIGTERM or SIGINT, time (ms) to finish the requests under way");
 }
@@ -285,6 +286,8 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   config.grpc.host = config.http.host;
   config.grpc.max_message_bytes = config.http.max_body_bytes;
   config.grpc.max_connections = config.http.max_connections;
+  constexpr std::size_t kMinCalls = 256;
+  config.grpc.max_calls = std::max(2 * config.batcher.max_queue, kMinCalls);
   config.grpc.idle_timeout = config.http.idle_timeout;
   config.grpc.handshake_timeout = config.http.read_timeout;
   config.model.num_sessions = config.batcher.num_workers;

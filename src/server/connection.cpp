@@ -188,11 +188,14 @@ void Connection::start_body() {
     chunks_.emplace(context_.options.max_body_bytes, context_.memory);
     chunks_->collect_from(*parser_);
   } else {
-    body_ = std::make_shared<RequestBody>(plan_.size, received_json_size().value_or(plan_.size),
-                                          context_.memory.take(plan_.size));
+    // There must be room for all of it, which is held as the bytes come: whoever sends none holds
+    // none.
+    static_cast<void>(context_.memory.take(plan_.size));
+    body_ = std::make_shared<RequestBody>(plan_.size, received_json_size().value_or(plan_.size));
   }
   const bool has_all = plan_.is_chunked ? buffer_.size() > 0 : buffer_.size() >= plan_.size;
-  if (beast::iequals(head[http::field::expect], "100-continue") && !has_all) {
+  const bool is_1_0 = head.version() < 11;  // knows no 100
+  if (beast::iequals(head[http::field::expect], "100-continue") && !has_all && !is_1_0) {
     send_continue();
   } else {
     read_body();

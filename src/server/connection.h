@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "server/body_plan.h"
@@ -81,7 +82,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void send_continue();
   std::optional<std::size_t> received_json_size() const;
   void read_body();
-  void on_body(ErrorCode error);
+  void read_more_of_body(std::span<std::byte> unread);
+  bool hold(std::size_t bytes);
   void read_chunks();
   void on_chunks(ErrorCode error);
   void dispatch();

@@ -28,24 +28,47 @@ void Connection::read_body() {
   }
   const std::span<std::byte> bytes = body_->bytes();
   const std::size_t have = std::min(buffer_.size(), bytes.size());
+  if (!hold(have)) {
+    return;
+  }
   if (have > 0) {
     std::memcpy(bytes.data(), buffer_.data().data(), have);
     buffer_.consume(have);
   }
-  if (have == bytes.size()) {
-    return dispatch();
-  }
   stream_.tcp().expires_after(context_.options.read_timeout);
-  asio::async_read(
-      stream_, asio::buffer(bytes.data() + have, bytes.size() - have),
-      [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_body(error); });
+  read_more_of_body(bytes.subspan(have));
 }
 
-void Connection::on_body(ErrorCode error) {
-  if (error) {
-    return drop(error);
+// `unread` is the end of the body.
+void Connection::read_more_of_body(std::span<std::byte> unread) {
+  constexpr std::size_t kStep = std::size_t{1} << 20;
+  if (unread.empty()) {
+    return dispatch();
   }
-  dispatch();
+  const std::span<std::byte> next = unread.first(std::min(unread.size(), kStep));
+  if (!hold(next.size())) {
+    return;
+  }
+  asio::async_read(stream_, asio::buffer(next.data(), next.size()),
+                   [self = shared_from_this(), rest = unread.subspan(next.size())](ErrorCode error,
+                                                                                   std::size_t) {
+                     if (error) {
+                       self->drop(error);
+                     } else {
+                       self->read_more_of_body(rest);
+                     }
+                   });
+}
+
+// Whether the memory for so many more bytes of the body was there; refuses the request if not.
+bool Connection::hold(std::size_t bytes) {
+  try {
+    body_->hold(context_.memory.take(bytes));
+    return true;
+  } catch (const RequestError& refusal) {
+    refuse_and_end(refusal);
+    return false;
+  }
 }
 
 void Connection::read_chunks() {

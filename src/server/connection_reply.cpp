@@ -43,10 +43,12 @@ void Connection::reply(HttpReply reply) {
   for (const auto& [name, value] : reply.headers) {
     response_->set(name, value);
   }
-  response_->keep_alive(head.keep_alive() && !has_unread_body_ && !context_.is_stopping &&
-                        head.method() != http::verb::head);
+  response_->keep_alive(head.keep_alive() && !has_unread_body_ && !context_.is_stopping);
   response_->body() = std::move(reply);
   response_->prepare_payload();
+  if (head.method() == http::verb::head) {
+    response_->body() = {};  // its length alone
+  }
   serializer_.emplace(*response_);
   send();
 }

@@ -224,9 +224,10 @@ InferCall decode_infer(const Manifest& manifest, std::shared_ptr<ModelInferReque
   call.id = message->id();
   if (const auto found = message->parameters().find("timeout");
       found != message->parameters().end()) {
-    // Of another type: refused as a number that no timeout is.
-    call.timeout =
-        read_timeout(manifest, found->second.has_int64_param() ? found->second.int64_param() : -1);
+    if (!found->second.has_int64_param()) {
+      bad_request(manifest, "parameter 'timeout' must be an int64; got one of another type");
+    }
+    call.timeout = read_timeout(manifest, found->second.int64_param());
   }
   call.outputs = read_outputs(manifest, *message);
   const std::string user_key = read_user_key(manifest, *message);

@@ -20,8 +20,10 @@ struct GrpcOptions {
   std::uint16_t port = 8001;       // 0: any free one
   std::size_t max_message_bytes = std::size_t{64} << 20;
   std::size_t max_connections = 512;
-  std::chrono::milliseconds idle_timeout{60'000};       // of a connection without calls
-  std::chrono::milliseconds handshake_timeout{10'000};  // of a new connection
+  std::size_t max_calls = 2048;  // of one connection at once; its client holds back what is more
+  // Of a connection without calls; one with calls from which nothing comes is pinged after it.
+  std::chrono::milliseconds idle_timeout{60'000};
+  std::chrono::milliseconds handshake_timeout{10'000};  // of a new connection, and of a ping
 };
 
 class GrpcServer {

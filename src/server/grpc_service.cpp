@@ -16,6 +16,9 @@ namespace {
 // The message with the memory that it takes.
 std::shared_ptr<inference::ModelInferRequest> parse(const grpc::ByteBuffer& bytes,
                                                     MemoryBudget& memory) {
+  if (!bytes.Valid()) {
+    throw RequestError(ErrorKind::kDisconnected, "the client went before its message was here");
+  }
   struct Storage {
     MemoryBudget::Lease lease;
     inference::ModelInferRequest message;

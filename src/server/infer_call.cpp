@@ -36,7 +36,8 @@ void check_shape(const Manifest& manifest, const TensorSpec& spec, const Shape& 
 }  // namespace
 
 void note_call(const InferCall& call, RequestRecord& record) {
-  record.id = call.id;
+  constexpr std::size_t kMaxId = 256;  // of the log and of spans; the answer has it whole
+  record.id = shortened(call.id, kMaxId);
   record.users = call.request.num_users;
   record.candidates = call.request.num_candidates;
   record.queued = RequestRecord::Clock::now();

@@ -47,7 +47,8 @@ void append_value(std::string_view value, std::string& line) {
     if (c == '"' || c == '\\') {
       line += '\\';
     }
-    line += c == '\n' || c == '\r' || c == '\0' ? ' ' : c;
+    const auto byte = static_cast<unsigned char>(c);
+    line += byte < ' ' || byte == 0x7f ? ' ' : c;  // a terminal would obey them
   }
   line += '"';
 }

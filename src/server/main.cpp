@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // ikbo-server: load the packages, listen, serve until told to stop.
 #include <malloc.h>
+#include <pthread.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +24,7 @@
 #include "server/package_gate.h"
 #include "server/router.h"
 #include "server/spec_cost.h"
+#include "server/tls.h"
 
 namespace ikbo::server {
 namespace {
@@ -34,6 +37,15 @@ void keep_freed_memory(const HostResources& host) {
   mallopt(M_MMAP_THRESHOLD, 32 * kMebibyte);
   mallopt(M_TOP_PAD, 64 * kMebibyte);
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(std::min(1024 * kMebibyte, host.memory_bytes / 8)));
+}
+
+// Holds SIGHUP back, from this thread and those that it starts, until it is let through: it would
+// end a process that is not ready for it.
+void hold_hangups(bool are_held) {
+  sigset_t hangups;
+  sigemptyset(&hangups);
+  sigaddset(&hangups, SIGHUP);
+  pthread_sigmask(are_held ? SIG_BLOCK : SIG_UNBLOCK, &hangups, nullptr);
 }
 
 // What parse_config was given, to be read again.
@@ -54,6 +66,7 @@ void serve_until_stopped(const Config& config, const Arguments& arguments, const
                          Core& core) {
   Router router(core);
   HttpServer http(config.http, config.tls, router, core, logger);
+  hold_hangups(false);  // `http` takes them
   std::optional<GrpcServer> grpc;
   if (!config.no_grpc) {
     grpc.emplace(config.grpc, config.tls, core, logger);
@@ -86,6 +99,8 @@ void serve_until_stopped(const Config& config, const Arguments& arguments, const
 // What can be known to be wrong before anything is loaded.
 AccessTokens check_options(const Config& config, const Logger& logger) {
   check_host(config.http);
+  IKBO_CHECK(config.no_grpc || config.http.port == 0 || config.http.port != config.grpc.port,
+             "--port, --grpc-port: must differ; got ", config.http.port, " for both");
   check_tls(config.tls);
   check_gate(config.gate);
   IKBO_CHECK(!config.allows_repository_changes || config.access.infer_tokens.empty() ||
@@ -94,6 +109,10 @@ AccessTokens check_options(const Config& config, const Logger& logger) {
              "--infer-token-file is given, or whoever connects could change what is served");
   if (config.http.allow_remote && !config.tls.is_enabled() && config.access.is_any()) {
     logger.write(LogLevel::kWarning, "tokens_without_tls", {{"host", config.http.host}});
+  }
+  if (config.tls.is_enabled() && !is_certificate_current(read_tls_files(config.tls))) {
+    logger.write(LogLevel::kWarning, "certificate_not_current",
+                 {{"certificate", config.tls.certificate}});
   }
   return AccessTokens(config.access);
 }
@@ -135,6 +154,7 @@ runtime::ModelOptions with_graph_log(runtime::ModelOptions options, const Logger
 }
 
 int serve(const Config& config, const Arguments& arguments, const Logger& logger) {
+  hold_hangups(true);
   AccessTokens tokens = check_options(config, logger);
   if (!config.cpus_beside_workers.empty()) {
     pin_thread(config.cpus_beside_workers);  // before any other thread begins
@@ -175,6 +195,7 @@ int main(int argc, char** argv) {
   }
   const ikbo::server::Logger logger(config->log_level, config->log_format);
   ikbo::server::keep_freed_memory(config->host);
+  std::signal(SIGPIPE, SIG_IGN);  // whoever read the log may have gone
   try {
     return config->is_check ? ikbo::server::check(*config, logger)
                             : ikbo::server::serve(*config, {argc, argv}, logger);

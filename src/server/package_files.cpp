@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -34,14 +35,27 @@ PackageFile open_file(const std::string& path, const OpenPackage& open) {
   return {path, identity, open(path)};
 }
 
+// Each package and each folder once, however many links lead there: a link may even lead back.
 std::vector<std::string> packages_below(const std::string& folder) {
   std::vector<std::string> paths;
+  std::set<fs::path> known;
+  const auto is_new = [&known](const fs::path& path) {
+    std::error_code is_gone;
+    const fs::path real = fs::canonical(path, is_gone);
+    return !is_gone && known.insert(real).second;
+  };
+  is_new(folder);
   std::error_code error;
   auto entry = fs::recursive_directory_iterator(
       folder, fs::directory_options::follow_directory_symlink, error);
   while (!error && entry != fs::recursive_directory_iterator()) {
     std::error_code is_gone;
-    if (entry->path().extension() == ".pt2" && entry->is_regular_file(is_gone)) {
+    if (entry->is_directory(is_gone)) {
+      if (!is_new(entry->path())) {
+        entry.disable_recursion_pending();
+      }
+    } else if (entry->path().extension() == ".pt2" && entry->is_regular_file(is_gone) &&
+               is_new(entry->path())) {
       paths.push_back(entry->path().string());
     }
     entry.increment(error);

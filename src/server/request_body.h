@@ -31,6 +31,9 @@ class RequestBody {
     std::fill_n(storage_.get() + offset_ + size, kPadding, std::byte{0});
   }
 
+  // More of the memory that it is.
+  void hold(MemoryBudget::Lease lease) { lease_.add(std::move(lease)); }
+
   std::span<std::byte> bytes() { return {storage_.get() + offset_, size_}; }
   std::string_view json() const {
     return {reinterpret_cast<const char*>(storage_.get() + offset_), json_size_};

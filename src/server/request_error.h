@@ -3,6 +3,7 @@
 // gRPC status and the metrics follow.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <sstream>
@@ -78,9 +79,13 @@ inline constexpr ErrorKindInfo info_of(ErrorKind kind) {
   return kInfos[static_cast<int>(kind)];
 }
 
+// At most `max_bytes` of a text, cut between characters of UTF-8, with what marks a cut.
+std::string shortened(std::string_view text, std::size_t max_bytes);
+
+// Its text is shortened, since it may quote what a client has sent.
 class RequestError : public std::runtime_error {
  public:
-  RequestError(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
+  RequestError(ErrorKind kind, std::string_view text);
   ErrorKind kind() const { return kind_; }
 
  private:

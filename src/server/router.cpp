@@ -100,15 +100,19 @@ struct Router::Path {
                                                : Access::kInfer;
   }
 
-  std::string_view allowed_method() const {
+  // HEAD is GET whose reply's body the connection leaves out.
+  std::string_view allowed_methods() const {
     const bool is_infer = !segments.empty() && segments.back() == "infer";
-    return is_infer || is_of_repository() ? "POST" : "GET";
+    return is_infer || is_of_repository() ? "POST" : "GET, HEAD";
   }
 
   void require_method(const HttpRequest& request) const {
-    if (request.method != allowed_method()) {
-      refuse(ErrorKind::kMethodNotAllowed, request.target, ": method must be ", allowed_method(),
-             "; got ", request.method);
+    const std::string_view allowed = allowed_methods();
+    const bool is_allowed = allowed == "POST" ? request.method == "POST"
+                                              : request.method == "GET" || request.method == "HEAD";
+    if (!is_allowed) {
+      refuse(ErrorKind::kMethodNotAllowed, request.target, ": method must be ", allowed, "; got ",
+             request.method);
     }
   }
 
@@ -123,7 +127,7 @@ void Router::handle(HttpRequest request, const Finish& finish) {
   std::string allow;
   try {
     const Path path(request.target);
-    allow = path.allowed_method();
+    allow = path.allowed_methods();
     route(path, request, finish);
   } catch (const RequestError& error) {
     HttpReply reply = error_reply(error);

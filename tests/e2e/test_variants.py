@@ -7,12 +7,14 @@ import re
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ikbo
+from ikbo import _inductor_products
 from ikbo._archive import read_manifest
 from ikbo.transform import TransformedModule
 from ikbo.transform.variants import Variant, variants_of
@@ -59,7 +61,8 @@ def package(
     ranker: tuple[nn.Module, TransformedModule], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     path = tmp_path_factory.mktemp("variants") / "both.pt2"
-    ikbo.package(ranker[1], path, both_forms=True)
+    with mock.patch.object(_inductor_products, "_SMALL", 0):
+        ikbo.package(ranker[1], path, both_forms=True)
     return path
 
 
@@ -137,7 +140,7 @@ def test_branches_are_frozen(package: Path) -> None:
 def test_packed_weights_are_held_once(package: Path) -> None:
     """Those of the layers behind the first, which both branches pack; the first is taken apart.
 
-    The user's layer is packed for U rows in one branch and for B rows in the other, here alike.
+    The user's layer runs at U rows in one branch and at B rows in the other, packed alike.
     """
     shapes = re.findall(r"constants_info_\[\d+\]\.shape = \{(\d+, \d+)\}", code_of(package))
     first = [f"16, {TABLE + 6}", f"16, {TABLE}", "16, 6"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tools of the benchmarks: cost formulas, timer, result files."""
 
+import itertools
 import json
 import re
 import runpy
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.in_turn import in_turn
 from ikbo import reference
 from ikbo.testing import bench, bench_cuda, bench_results, bench_sources, lce_peers
 from ikbo.testing.cost import cost_of
@@ -53,11 +55,28 @@ def test_bytes() -> None:
 def test_contestants_take_turns() -> None:
     calls: list[str] = []
     times = bench.interleaved({n: lambda n=n: calls.append(n) for n in "ab"}, rounds=3)
-    assert calls == list("ab") * 4
+    assert [sorted(calls[i : i + 2]) for i in range(0, 8, 2)] == [["a", "b"]] * 4
     assert set(times) == {"a", "b"}
     calls.clear()
     bench.interleaved({"a": lambda: calls.append("a")}, rounds=9, min_rounds=2, seconds=0.0)
     assert len(calls) == 1 + 2
+
+
+def test_no_contestant_is_always_behind_the_same_one() -> None:
+    calls: list[str] = []
+    bench.interleaved({n: lambda n=n: calls.append(n) for n in "abc"}, rounds=30)
+    behind = set(itertools.pairwise(calls[3:]))
+    assert behind >= set(itertools.permutations("abc", 2))
+
+
+def test_a_timed_call_is_right_behind_an_untimed_one_of_the_same_copy() -> None:
+    calls: list[str] = []
+    copies = [lambda n=n: calls.append(n) for n in ("a0", "a1")]
+    times = in_turn({"a": copies, "b": lambda: calls.append("b")}, rounds=6)
+    assert set(times) == {"a", "b"}
+    assert calls[::2] == calls[1::2]
+    assert [call for call in calls[::2] if call != "b"] == ["a0", "a1"] * 3 + ["a0"]
+    assert calls.count("b") == 2 * (1 + 6)
 
 
 @pytest.fixture

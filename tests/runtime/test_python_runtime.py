@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import subprocess
+import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -153,6 +155,56 @@ def test_many_threads(model: runtime.Model, manifest: Manifest, transformed_pack
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(check, range(24)))
+
+
+# A model that runs, its inputs and an exit handler that comes after the runtime's own.
+CHILD = """
+import atexit, os, sys, threading, time
+import numpy as np
+score = []
+atexit.register(lambda: print(all(np.isfinite(x).all() for x in score), flush=True))
+from ikbo.runtime import Model
+model = Model(sys.argv[1], threads_per_run=2)
+rows = {"user": 1, "candidate": 500, "index": 500}
+inputs = {
+    spec.name: np.full((rows[spec.role], *spec.shape[1:]), (spec.values or (0,))[0], spec.dtype)
+    for spec in model.inputs
+}
+score.extend(model(**inputs).values())
+"""
+
+
+def run_child(package: Path, script: str) -> tuple[int, str]:
+    command = [sys.executable, "-c", CHILD + script, str(package)]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return child.returncode, child.stdout + child.stderr
+
+
+def test_a_process_may_end_while_threads_run(transformed_package: Path) -> None:
+    status, output = run_child(
+        transformed_package,
+        "def run():\n"
+        "    while True: model(**inputs)\n"
+        "for _ in range(3): threading.Thread(target=run, daemon=True).start()\n"
+        "time.sleep(0.2)\n",
+    )
+    assert (status, output) == (0, "True\n")
+
+
+def test_a_fork_does_not_run_its_parents_model(transformed_package: Path) -> None:
+    status, output = run_child(
+        transformed_package,
+        "def run():\n"
+        "    while True: model(**inputs)\n"
+        "threading.Thread(target=run, daemon=True).start()\n"
+        "time.sleep(0.2)\n"
+        "if os.fork() == 0:\n"
+        "    try: model(**inputs)\n"
+        "    except RuntimeError as error: print(error, flush=True)\n"
+        "    sys.exit()\n"
+        "assert os.wait()[1] == 0\n",
+    )
+    assert status == 0 and "must be run by the process that loaded it" in output, output
 
 
 def test_refuses_inputs_that_do_not_fit(

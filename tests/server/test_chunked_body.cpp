@@ -74,7 +74,7 @@ TEST(ChunkedBody, StopsAtTheLimit) {
   EXPECT_EQ(memory.used(), 0u);
 }
 
-TEST(ChunkedBody, TakesItsMemoryBeforeItComes) {
+TEST(ChunkedBody, NeedsRoomForAChunkBeforeItComes) {
   MemoryBudget memory(8);
   ChunkedBody body(100, memory);
   const auto refusal = body.refusal(parse("5\r\nhello\r\n4\r\n", 1, body));

@@ -12,11 +12,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ikbo._load import ops_library_path
 from tests.server.conftest import StartServer
 from tests.server.serving import (
     MAX_CANDIDATES,
@@ -340,6 +342,33 @@ def test_half_closed_clients_get_their_answers(server: Server) -> None:
     assert reply.startswith(b"HTTP/1.1 200 OK") and b'"score"' in reply
 
 
+def test_head_is_get_without_a_body(server: Server) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    for path in ("/v2/health/live", "/metrics", "/absent"):
+        replies = {}
+        for method in ("GET", "HEAD", "GET"):  # on one connection: nothing is left over
+            client.request(method, path)
+            replies[method] = client.getresponse()
+            text = replies[method].read()
+            assert bool(text) == (method == "GET")
+        assert replies["HEAD"].status == replies["GET"].status
+        if path != "/metrics":  # which count these requests, too
+            assert replies["HEAD"].getheaders() == replies["GET"].getheaders()
+    client.request("HEAD", PATH)
+    assert client.getresponse().status == 405
+    client.close()
+
+
+def test_clients_of_http_1_0_hear_of_no_100(server: Server) -> None:
+    head, body = request_bytes().split(b"\r\n\r\n", 1)
+    head = head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\nExpect: 100-continue\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(head)
+        time.sleep(0.1)  # the head alone
+        client.sendall(body)
+        assert receive_all(client).startswith(b"HTTP/1.0 200 OK")
+
+
 def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     with connect(server) as client:
         client.sendall(
@@ -467,6 +496,34 @@ def test_requests_share_a_budget_of_memory(start_server: StartServer, ranker: Se
     assert_serves(server, ranker)
 
 
+def test_who_sends_no_body_holds_no_memory(start_server: StartServer, ranker: Served) -> None:
+    size = 4 << 20
+    server = start_server("--max-request-memory", str(8 << 20))
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n".encode()
+    whole = head + f"Content-Length: {size}\r\n\r\n".encode()
+    chunk = head + f"Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n".encode()
+    with ExitStack() as clients:
+        silent = [clients.enter_context(connect(server)) for _ in range(10)]
+        for i, client in enumerate(silent):
+            client.sendall(whole if i < 5 else chunk)
+        time.sleep(0.2)
+        assert_serves(server, ranker)
+        silent[0].sendall(b" " * size)  # a body of several steps
+        assert silent[0].recv(65536).startswith(b"HTTP/1.1 400")
+        for client in silent[1:4]:
+            client.sendall(b" " * (size - 1))
+        wait_until(lambda: any(is_refused(client) for client in silent[1:4]))
+    assert_serves(server, ranker)
+
+
+def is_refused(client: socket.socket) -> bool:
+    client.settimeout(0.1)
+    try:
+        return client.recv(65536).startswith(b"HTTP/1.1 503")
+    except TimeoutError:
+        return False
+
+
 @pytest.fixture
 def foreign_file(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "foreign.pt2"
@@ -480,6 +537,27 @@ def run_to_end(*flags: str) -> tuple[int, str]:
     return ended.returncode, ended.stderr + ended.stdout
 
 
+def test_the_reader_of_the_log_may_go(ranker: Served) -> None:
+    command = [str(server_path()), "--model", str(ranker.package), "--port", "0", "--no-grpc"]
+    command += ["--ops-library", str(ops_library_path()), "--log-level", "debug"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if "event=listening" in line)
+            process.stderr.close()
+            listening = re.search(r" port=(\d+)", line)
+            assert listening is not None
+            for _ in range(2):  # the first one's line in the log finds nobody
+                client = http.client.HTTPConnection("127.0.0.1", int(listening[1]), timeout=30)
+                client.request("GET", "/v2/health/live")
+                assert client.getresponse().status == 200
+                client.close()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
 def test_failed_starts_say_why(foreign_file: Path, server: Server, ranker: Served) -> None:
     foreign = str(foreign_file)
     for flags, text in (
@@ -488,6 +566,8 @@ def test_failed_starts_say_why(foreign_file: Path, server: Server, ranker: Serve
         (("--model", foreign), foreign),
         (("--model", foreign, "--workers", "0"), "--workers"),
         (("--model", foreign, "--port", "70000"), "--port"),
+        (("--model", foreign, "--port", "8001"), "--port, --grpc-port: must differ; got 8001"),
+        (("--model", foreign, "--read-timeout-ms", "0"), "--read-timeout-ms: Value 0 not in range"),
         (("--model", foreign, "--unknown"), "--unknown"),
     ):
         status, output = run_to_end(*flags)

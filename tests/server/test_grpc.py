@@ -6,7 +6,10 @@ from __future__ import annotations
 import queue
 import re
 import signal
+import socket
+import struct
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -229,6 +232,9 @@ def test_refusals_name_what_is_wrong(stub, ranker: Served) -> None:
     request = raw_request(inputs)
     request.model_version = "9"
     check(request, grpc.StatusCode.NOT_FOUND, "model ranker has no version '9' here")
+    request = raw_request(inputs)
+    request.model_name = "\u00e9" * 100_000
+    check(request, grpc.StatusCode.NOT_FOUND, "there is no model '\u00e9")
     request = raw_request(inputs)
     del request.raw_input_contents[4]
     check(request, bad, "one element for each of the 5 inputs; got 4")
@@ -472,6 +478,69 @@ def test_connection_limit(start_server: StartServer, ranker: Served) -> None:
     with triton.InferenceServerClient(server.grpc_address) as client:
         result = client.infer("ranker", infer_inputs(inputs))
         assert_answer(result, ranker.module, inputs)
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def half_a_call() -> bytes:
+    """What a client of HTTP/2 sends up to the middle of an infer request's message."""
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/inference.GRPCInferenceService/ModelInfer",
+        b":authority": b"x",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+    }
+    head = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in fields.items()
+    )
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, b"")
+    return preface + http2_frame(1, 4, 1, head) + http2_frame(0, 0, 1, b"\0\0\0\1\0half")
+
+
+def send_raw(server: Server, sent: bytes) -> socket.socket:
+    host, port = server.grpc_address.split(":")
+    client = socket.create_connection((host, int(port)), timeout=30)
+    client.sendall(sent)
+    return client
+
+
+def test_a_client_that_vanishes_in_a_call_is_dropped(start_server: StartServer) -> None:
+    """One without HTTP/2 of its own answers no ping. How many calls it may have is said at once."""
+    server = start_server(
+        "--idle-timeout-ms", "1000", "--read-timeout-ms", "1000", "--max-queue", "300"
+    )
+    received = b""
+    with send_raw(server, half_a_call()) as client:
+        while part := client.recv(4096):
+            received += part
+    size = int.from_bytes(received[:3], "big")
+    settings = dict(struct.iter_unpack(">HI", received[9 : 9 + size]))
+    max_concurrent_streams = 3
+    assert settings[max_concurrent_streams] == 600
+
+
+def test_a_call_that_is_cancelled_in_its_message_is_no_bad_request(
+    start_server: StartServer,
+) -> None:
+    server = start_server()
+    cancelled = http2_frame(3, 0, 1, (8).to_bytes(4, "big"))
+
+    def errors(kind: str) -> int:
+        page = urllib.request.urlopen(f"http://{server.address}/metrics").read().decode()
+        found = re.search(rf'ikbo_errors_total{{kind="{kind}"}} (\d+)', page)
+        assert found is not None
+        return int(found[1])
+
+    with send_raw(server, half_a_call() + cancelled):
+        deadline = time.monotonic() + 30
+        while errors("disconnected") == 0:
+            assert errors("bad_request") == 0 and time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_no_grpc_and_a_taken_port(start_server: StartServer, ranker: Served) -> None:

@@ -112,7 +112,7 @@ TEST(GrpcCodec, ReadsTheTimeout) {
   (*request->mutable_parameters())["timeout"].set_int64_param(-1);
   expect_refused(request, "parameter 'timeout' must be a number of microseconds from 0 on; got -1");
   (*request->mutable_parameters())["timeout"].set_string_param("1");
-  expect_refused(request, "parameter 'timeout' must be a number of microseconds");
+  expect_refused(request, "parameter 'timeout' must be an int64; got one of another type");
 }
 
 TEST(GrpcCodec, TheCallKeepsTheMessage) {

@@ -18,6 +18,11 @@ TEST(LogLine, TextQuotesWhatIsNotPlain) {
             " level=warning event=slow a=x b=7 c=\"\" d=\"y \\\"z\\\" \"\n");
 }
 
+TEST(LogLine, TextHasNothingThatATerminalObeys) {
+  EXPECT_EQ(rest_of(LogFormat::kText, {{"id", "a\x1b[2Jb\x7f\t\u00e9"}}),
+            " level=warning event=slow id=\"a [2Jb  \u00e9\"\n");
+}
+
 TEST(LogLine, JsonHasNumbersAndEscapedText) {
   EXPECT_EQ(rest_of(LogFormat::kJson, {{"a", "x"}, {"b", -7}, {"c", ""}, {"d", "y \"z\"\n"}}),
             ",\"level\":\"warning\",\"event\":\"slow\",\"a\":\"x\",\"b\":-7,\"c\":\"\","

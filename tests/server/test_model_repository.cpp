@@ -161,6 +161,24 @@ class ModelRepositoryTest : public ::testing::Test {
   std::optional<ModelRepository> repository_;
 };
 
+// As Kubernetes lays out its volumes, and with links that lead back.
+TEST_F(ModelRepositoryTest, FindsAPackageOnceWhateverLinksLeadThere) {
+  namespace fs = std::filesystem;
+  const fs::path root = path();
+  const std::string file = write("a.pt2", "ranker", "1");
+  fs::create_directory(root / "..2026");
+  fs::rename(file, root / "..2026" / "a.pt2");
+  fs::create_directory_symlink("..2026", root / "..data");
+  fs::create_symlink("..data/a.pt2", root / "a.pt2");
+  fs::create_directory_symlink(".", root / "loop");
+  fs::create_directory_symlink("..", root / "..2026" / "loop");
+  fs::create_symlink("nowhere", root / "dangling.pt2");
+  start({{}, {path()}});
+  EXPECT_EQ(index(), "ranker 1 READY\n");
+  EXPECT_EQ(load("ranker"), std::nullopt);
+  EXPECT_EQ(num_loads_, 1);
+}
+
 TEST_F(ModelRepositoryTest, ServesWhatTheSourcesNameTheLatestVersionFirst) {
   const std::string file = write("file.model", "other", "1");
   write("a.pt2", "ranker", "10");

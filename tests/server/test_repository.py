@@ -188,6 +188,15 @@ def test_a_hangup_rereads_the_configuration(ranker: Served, plain: Served, tmp_p
         assert client.is_model_ready("plain")
 
 
+def test_a_hangup_while_models_are_loaded_waits(ranker: Served) -> None:
+    with running([ranker.package]) as server:
+        wait_until(lambda: any("event=starting" in line for line in server.log))
+        server.send(signal.SIGHUP)
+        with connect(server, "http") as client:
+            assert client.is_model_ready("ranker")
+            wait_until(lambda: any("event=reread" in line for line in server.log))
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nothing_is_lost_or_wrong_while_versions_change(
     ranker: Served, tmp_path: Path, protocol: str

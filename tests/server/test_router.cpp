@@ -85,7 +85,7 @@ TEST_F(RouterTest, RefusesOtherMethods) {
   EXPECT_EQ(infer.headers, (decltype(infer.headers){{"Allow", "POST"}}));
   const HttpReply live = ask("POST", "/v2/health/live");
   EXPECT_EQ(live.status, 405u);
-  EXPECT_EQ(live.headers, (decltype(live.headers){{"Allow", "GET"}}));
+  EXPECT_EQ(live.headers, (decltype(live.headers){{"Allow", "GET, HEAD"}}));
 }
 
 TEST_F(RouterTest, InfersWithTheVersionAskedForOrTheLast) {

@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from tests.server.serving import Served, Server, eager, running
+from tests.server.serving import Served, Server, eager, running, server_path
 
 ARRAYS = {"x": np.arange(4 * 4096, dtype=np.float32).reshape(4096, 4)}
 
@@ -48,7 +49,7 @@ def make_authority(folder: Path, name: str) -> Pair:
     return pair
 
 
-def make_signed(folder: Path, name: str, authority: Pair, extension: str) -> Pair:
+def make_signed(folder: Path, name: str, authority: Pair, extension: str, *, days: int = 2) -> Pair:
     pair = Pair(folder / f"{name}.crt", folder / f"{name}.key")
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
     extensions.write_text(extension)
@@ -58,7 +59,7 @@ def make_signed(folder: Path, name: str, authority: Pair, extension: str) -> Pai
     )
     openssl(
         *("x509", "-req", "-in", request, "-CA", authority.certificate, "-CAkey", authority.key),
-        *("-CAcreateserial", "-days", "2", "-extfile", extensions, "-out", pair.certificate),
+        *("-CAcreateserial", "-days", str(days), "-extfile", extensions, "-out", pair.certificate),
     )
     return pair
 
@@ -261,3 +262,16 @@ def test_unusable_certificates_are_named(
         with running([plain.package], *flags) as failed:
             assert failed.wait() != 0
             assert text in "".join(failed.log), failed.log
+
+
+def test_a_certificate_that_has_ended_is_warned_of(
+    plain: Served, certificates: Certificates, tmp_path: Path
+) -> None:
+    name = "subjectAltName=IP:127.0.0.1"
+    ended = make_signed(tmp_path, "ended", certificates.authority, name, days=0)
+    time.sleep(1.1)  # it ends with the second in which it was made
+    for pair, is_warned_of in ((ended, True), (certificates.server, False)):
+        command = [str(server_path()), "--model", str(plain.package), "--check-config"]
+        command += ["--tls-cert", str(pair.certificate), "--tls-key", str(pair.key)]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        assert ("event=certificate_not_current" in log) == is_warned_of, log

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,29 +33,38 @@ def interleaved(
     *,
     min_rounds: int = 5,
     seconds: float = math.inf,
+    before: Callable[[str], object] | None = None,
 ) -> dict[str, float]:
     """Median wall-clock time of each contestant, in milliseconds.
 
-    One round calls each contestant once, in turn, so that a slow phase of the machine meets all of
-    them. Each is called once before the first round.
+    One round calls each contestant once, so that a slow phase of the machine meets all of them. The
+    order of a round is drawn anew, the same in each run of the program: a contestant finds caches
+    and heap as the one before it left them, and none is always behind the same one. Each is called
+    once before the first round.
 
     Args:
         contestants: name to a call that finishes its work before it returns.
         rounds: rounds at most.
         min_rounds: rounds at least.
         seconds: no further round starts after this time.
+        before: called with a contestant's name before each of its calls, untimed.
 
     Returns:
         Name to median.
     """
-    for call in contestants.values():
+    prepare = before or (lambda _: None)
+    for name, call in contestants.items():
+        prepare(name)
         call()
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    order, draw = list(contestants.items()), random.Random(0)
     begin = time.perf_counter()
     for finished in range(rounds):
         if finished >= min_rounds and time.perf_counter() - begin > seconds:
             break
-        for name, call in contestants.items():
+        draw.shuffle(order)
+        for name, call in order:
+            prepare(name)
             start = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - start)

@@ -82,7 +82,7 @@ def compile_options(device: str) -> dict[str, Any]:
     }
     if is_gcc():
         # GCC makes symbols of std::regex unique in the process, and glibc never unmaps a library
-        # that has one. Inductor takes no flags of a caller's: this option's value is the end of one.
+        # that has one. Inductor takes no flags of a caller's; this option is written behind one.
         contract = config.cpp.enable_floating_point_contract_flag
         options["cpp.enable_floating_point_contract_flag"] = f"{contract} -fno-gnu-unique"
     if device == "cpu":

@@ -324,6 +324,7 @@ def main(arguments: list[str] | None = None) -> int:
     change = memory_change(counts.resident)
     row = {
         "case": {"what": "soak", "seconds": options.seconds, "load": options.load},
+        "cores": len(os.sched_getaffinity(0)),  # of server and clients together
         "unit": "requests",
         "ours": counts.answered,
         "peers": {},

@@ -228,9 +228,8 @@ def test_many_clients_get_their_own_answers(start_server: StartServer, ranker: S
     def ask(number: int) -> None:
         with triton.InferenceServerClient(server.address) as client:
             for i in range(num_requests):
-                inputs = make_inputs(
-                    1 + (number + i) % 3, 50 + 7 * number + i, seed=97 * number + i
-                )
+                # So few that merging them pays: a run's time is mostly its fixed part.
+                inputs = make_inputs(1 + (number + i) % 3, 4 + number, seed=97 * number + i)
                 result = client.infer("ranker", infer_inputs(inputs), request_id=f"{number} {i}")
                 assert result.get_response()["id"] == f"{number} {i}"
                 assert_answer(result, ranker.module, inputs)

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "server/thread_name.h"
+
 namespace ikbo::server {
 
 Background::Background() : thread_([this] { work(); }) {}
@@ -39,6 +41,7 @@ void Background::post(Task task, Clock::time_point due) {
 }
 
 void Background::work() {
+  name_this_thread("ikbo-tasks");
   for (;;) {
     // Of this turn alone: what a task holds must not live on while the thread waits.
     const Task task = take();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "server/split_request.h"
+#include "server/thread_name.h"
 #include "server/warm_up.h"
 
 namespace ikbo::server {
@@ -49,6 +50,7 @@ Batcher::Batcher(std::shared_ptr<const runtime::Model> model, const BatcherOptio
       workers_.emplace_back([this, i, is_warm = std::move(is_warm)]() mutable {
         const auto worker = static_cast<std::size_t>(i);
         std::optional<runtime::Session> session;
+        name_this_thread("ikbo-worker");
         try {
           if (options_.on_worker_start) {
             options_.on_worker_start(i);

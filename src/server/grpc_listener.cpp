@@ -13,6 +13,7 @@
 
 #include "ikbo/error.h"
 #include "server/request_error.h"
+#include "server/thread_name.h"
 
 namespace ikbo::server {
 
@@ -67,7 +68,10 @@ class GrpcListener::Impl {
   void start(Take take) {
     take_ = std::move(take);
     accept();
-    thread_ = std::thread([this] { io_.run(); });
+    thread_ = std::thread([this] {
+      name_this_thread("ikbo-grpc-in");
+      io_.run();
+    });
   }
 
   void stop() {

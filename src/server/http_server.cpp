@@ -18,6 +18,7 @@
 
 #include "ikbo/error.h"
 #include "server/connection.h"
+#include "server/thread_name.h"
 
 namespace ikbo::server {
 
@@ -98,7 +99,10 @@ class HttpServer::Impl {
     accept();
     std::vector<std::thread> threads;
     for (int i = 1; i < options_.num_threads; ++i) {
-      threads.emplace_back([this] { io_.run(); });
+      threads.emplace_back([this] {
+        name_this_thread("ikbo-http");
+        io_.run();
+      });
     }
     io_.run();
     for (std::thread& thread : threads) {

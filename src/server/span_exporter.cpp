@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "server/otlp_json.h"
+#include "server/thread_name.h"
 
 namespace ikbo::server {
 namespace {
@@ -58,7 +59,10 @@ SpanExporter::SpanExporter(ExporterOptions options, ServerMetrics& metrics, cons
     : options_(std::move(options)),
       metrics_(metrics),
       logger_(logger),
-      thread_([this] { work(); }) {}
+      thread_([this] {
+        name_this_thread("ikbo-spans");
+        work();
+      }) {}
 
 SpanExporter::~SpanExporter() {
   {

@@ -193,6 +193,28 @@ void write_elements(const Tensor& tensor, InferTensorContents& contents) {
   values.Add(first, first + tensor.bytes / sizeof(T));
 }
 
+ModelInferResponse begin_answer(const Manifest& manifest, const InferCall& call) {
+  ModelInferResponse message;
+  message.set_model_name(manifest.model_name);
+  message.set_model_version(manifest.model_version);
+  message.set_id(call.id);
+  return message;
+}
+
+ModelInferResponse::InferOutputTensor& add_output(const Manifest& manifest,
+                                                  const WantedOutput& wanted,
+                                                  ModelInferResponse& message) {
+  const TensorSpec& spec = manifest.outputs[wanted.index];
+  auto& output = *message.add_outputs();
+  output.set_name(spec.name);
+  output.set_datatype(std::string(wire_name(spec.dtype)));
+  return output;
+}
+
+std::int64_t rows_of(const TensorSpec& spec, const runtime::Request& request) {
+  return runtime::num_rows(spec.role, request.num_users, request.num_candidates);
+}
+
 // Tag and length of a raw_output_contents element.
 std::string raw_head(std::size_t bytes) {
   using google::protobuf::io::CodedOutputStream;
@@ -236,33 +258,36 @@ InferCall decode_infer(const Manifest& manifest, std::shared_ptr<ModelInferReque
   return call;
 }
 
-GrpcAnswer encode_grpc_infer(const Manifest& manifest, const InferCall& call,
-                             const runtime::Response& response) {
-  ModelInferResponse head;
-  head.set_model_name(manifest.model_name);
-  head.set_model_version(manifest.model_version);
-  head.set_id(call.id);
+GrpcAnswer encode_raw_answer(const Manifest& manifest, const InferCall& call) {
+  ModelInferResponse head = begin_answer(manifest, call);
   for (const WantedOutput& wanted : call.outputs) {
-    const Tensor& tensor = response.outputs[wanted.index];
-    auto& output = *head.add_outputs();
-    output.set_name(manifest.outputs[wanted.index].name);
-    output.set_datatype(std::string(wire_name(tensor.dtype)));
-    output.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
-    if (!wanted.is_binary) {
-      runtime::with_native_type(tensor.dtype, [&](auto element) {
-        write_elements<decltype(element)>(tensor, *output.mutable_contents());
-      });
-    }
+    const TensorSpec& spec = manifest.outputs[wanted.index];
+    auto& shape = *add_output(manifest, wanted, head).mutable_shape();
+    shape.Add(spec.shape.begin(), spec.shape.end());
+    shape.Set(0, rows_of(spec, call.request));
   }
   GrpcAnswer answer;
-  answer.parts.push_back({head.SerializeAsString(), {}});
+  std::string bytes = head.SerializeAsString();
   for (const WantedOutput& wanted : call.outputs) {
-    if (wanted.is_binary) {
-      const Tensor& tensor = response.outputs[wanted.index];
-      answer.parts.push_back({raw_head(tensor.bytes), tensor});
-    }
+    const TensorSpec& spec = manifest.outputs[wanted.index];
+    bytes += raw_head(static_cast<std::size_t>(rows_of(spec, call.request)) * spec.row_bytes());
+    answer.parts.push_back({std::exchange(bytes, {}), wanted.index});
   }
   return answer;
+}
+
+GrpcAnswer encode_typed_answer(const Manifest& manifest, const InferCall& call,
+                               const runtime::Response& response) {
+  ModelInferResponse message = begin_answer(manifest, call);
+  for (const WantedOutput& wanted : call.outputs) {
+    const Tensor& tensor = response.outputs[wanted.index];
+    auto& output = add_output(manifest, wanted, message);
+    output.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+    runtime::with_native_type(tensor.dtype, [&](auto element) {
+      write_elements<decltype(element)>(tensor, *output.mutable_contents());
+    });
+  }
+  return {{{message.SerializeAsString(), std::nullopt}}};
 }
 
 inference::ServerMetadataResponse grpc_server_metadata(

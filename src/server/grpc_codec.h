@@ -3,7 +3,9 @@
 // protobuf and nothing of gRPC.
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,17 +23,22 @@ namespace ikbo::server {
 InferCall decode_infer(const runtime::Manifest& manifest,
                        std::shared_ptr<inference::ModelInferRequest> message);
 
-// An answer as bytes on the wire: `parts` in order. Tensors are sent from where they lie.
+// An answer on the wire: the bytes of each part, and after them the tensor of its output as it
+// lies.
 struct GrpcAnswer {
   struct Part {
     std::string bytes;
-    runtime::Tensor tensor;  // after `bytes`; absent when it has no owner
+    std::optional<std::size_t> output;  // into Manifest::outputs
   };
   std::vector<Part> parts;
 };
 
-GrpcAnswer encode_grpc_infer(const runtime::Manifest& manifest, const InferCall& call,
-                             const runtime::Response& response);
+// All but the tensors of an answer with raw outputs, which follows from the request. It is made
+// before the run: behind one, nothing of protobuf is in a worker's caches.
+GrpcAnswer encode_raw_answer(const runtime::Manifest& manifest, const InferCall& call);
+// With typed contents.
+GrpcAnswer encode_typed_answer(const runtime::Manifest& manifest, const InferCall& call,
+                               const runtime::Response& response);
 
 inference::ServerMetadataResponse grpc_server_metadata(
     const std::string& version, const std::vector<std::string_view>& extensions);

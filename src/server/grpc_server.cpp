@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/grpc_server.h"
 
+#include <absl/synchronization/mutex.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -60,6 +61,9 @@ class GrpcServer::Impl {
         listener_(options.host, options.port, options.max_connections, core.metrics, logger),
         service_(core),
         unknown_(core) {
+    // Distributions build Abseil with its search for lock cycles, which takes a stack trace in
+    // every lock of gRPC.
+    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     grpc_logger = &logger;
     gpr_set_log_function(log_for_grpc);
     grpc::EnableDefaultHealthCheckService(true);
@@ -128,7 +132,8 @@ class GrpcServer::Impl {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, milliseconds(options.idle_timeout));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                                milliseconds(options.handshake_timeout));
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no limit
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);    // no limit
+    builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);  // of answers
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                                static_cast<int>(std::min(options.max_calls, kMax)));
     // Only reflection is served by threads that wait.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -44,12 +45,13 @@ grpc::Slice slice_of(const runtime::Tensor& tensor) {
       [](void* data) { delete static_cast<std::shared_ptr<const void>*>(data); }, owner.release());
 }
 
-grpc::ByteBuffer buffer_of(const GrpcAnswer& answer) {
+grpc::ByteBuffer buffer_of(const GrpcAnswer& answer, const runtime::Response& response) {
   std::vector<grpc::Slice> slices;
+  slices.reserve(2 * answer.parts.size());
   for (const GrpcAnswer::Part& part : answer.parts) {
     slices.emplace_back(part.bytes);
-    if (part.tensor.bytes > 0) {
-      slices.push_back(slice_of(part.tensor));
+    if (part.output.has_value() && response.outputs[*part.output].bytes > 0) {
+      slices.push_back(slice_of(response.outputs[*part.output]));
     }
   }
   return {slices.data(), slices.size()};
@@ -194,6 +196,10 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
   record->version = model->manifest().model_version;
   try {
     auto call = std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(message)));
+    std::shared_ptr<const GrpcAnswer> raw;
+    if (!call->outputs.empty() && call->outputs.front().is_binary) {
+      raw = std::make_shared<GrpcAnswer>(encode_raw_answer(model->manifest(), *call));
+    }
     note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
     model->submit(
@@ -201,7 +207,7 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
         // Once the call has finished the server may end: until then all is let go of but
         // what is the request's own.
         [=, this, used = model, metrics = model->shared_metrics](Batcher::Outcome outcome) mutable {
-          const grpc::Status status = answer(*used, *call, outcome, response, *record);
+          const grpc::Status status = answer(*used, *call, raw.get(), outcome, response, *record);
           outcome = runtime::Response();
           used.reset();
           end_record(record);
@@ -220,7 +226,7 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
   }
 }
 
-grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
+grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call, const GrpcAnswer* raw,
                                  const Batcher::Outcome& outcome, grpc::ByteBuffer* response,
                                  RequestRecord& record) const {
   const auto refuse_with = [&](const RequestError& error) {
@@ -231,8 +237,10 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call,
     return refuse_with(*error);
   }
   try {
-    *response =
-        buffer_of(encode_grpc_infer(model.manifest(), call, std::get<runtime::Response>(outcome)));
+    const auto& result = std::get<runtime::Response>(outcome);
+    *response = raw != nullptr
+                    ? buffer_of(*raw, result)
+                    : buffer_of(encode_typed_answer(model.manifest(), call, result), result);
   } catch (const std::bad_alloc&) {
     return refuse_with(out_of_memory());
   }

@@ -84,8 +84,10 @@ class GrpcService final : public CallbackService {
   void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
               grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor,
               const std::shared_ptr<RequestRecord>& record);
-  grpc::Status answer(ServedModel& model, const InferCall& call, const Batcher::Outcome& outcome,
-                      grpc::ByteBuffer* response, RequestRecord& record) const;
+  // `raw`: what encode_raw_answer made of the call; null for typed outputs.
+  grpc::Status answer(ServedModel& model, const InferCall& call, const GrpcAnswer* raw,
+                      const Batcher::Outcome& outcome, grpc::ByteBuffer* response,
+                      RequestRecord& record) const;
   std::shared_ptr<RequestRecord> begin_record(const grpc::CallbackServerContext& context) const;
   void end_record(const std::shared_ptr<RequestRecord>& record) const;
 

@@ -59,10 +59,7 @@ SpanExporter::SpanExporter(ExporterOptions options, ServerMetrics& metrics, cons
     : options_(std::move(options)),
       metrics_(metrics),
       logger_(logger),
-      thread_([this] {
-        name_this_thread("ikbo-spans");
-        work();
-      }) {}
+      thread_([this] { work(); }) {}
 
 SpanExporter::~SpanExporter() {
   {
@@ -104,6 +101,7 @@ bool SpanExporter::wait(std::chrono::milliseconds time) {
 }
 
 void SpanExporter::work() {
+  name_this_thread("ikbo-spans");
   for (;;) {
     const Records records = take();
     if (!records.empty()) {

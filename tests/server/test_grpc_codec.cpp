@@ -217,10 +217,16 @@ TEST(GrpcCodec, RefusesWhatDoesNotFit) {
 }
 
 ModelInferResponse encode(const InferCall& call, const runtime::Response& response) {
+  const GrpcAnswer answer = call.outputs[0].is_binary
+                                ? encode_raw_answer(manifest(), call)
+                                : encode_typed_answer(manifest(), call, response);
   std::string bytes;
-  for (const GrpcAnswer::Part& part : encode_grpc_infer(manifest(), call, response).parts) {
+  for (const GrpcAnswer::Part& part : answer.parts) {
     bytes += part.bytes;
-    bytes.append(static_cast<const char*>(part.tensor.data), part.tensor.bytes);
+    if (part.output.has_value()) {
+      const runtime::Tensor& tensor = response.outputs[*part.output];
+      bytes.append(static_cast<const char*>(tensor.data), tensor.bytes);
+    }
   }
   ModelInferResponse message;
   EXPECT_TRUE(message.ParseFromString(bytes));
@@ -260,7 +266,13 @@ TEST(GrpcCodec, AnEmptyOutputIsRawToo) {
   runtime::Response response;
   response.outputs = {{DType::kFloat32, {0, 2}, nullptr, nullptr, 0},
                       {DType::kFloat64, {0}, nullptr, nullptr, 0}};
-  const ModelInferResponse message = encode(decode_infer(manifest(), raw()), response);
+  const auto request = raw();
+  for (int i = 1; i < request->inputs_size(); ++i) {
+    request->mutable_inputs(i)->set_shape(0, 0);
+    request->mutable_raw_input_contents(i)->clear();
+  }
+  const ModelInferResponse message = encode(decode_infer(manifest(), request), response);
+  EXPECT_EQ(message.outputs(0).shape(0), 0);
   ASSERT_EQ(message.raw_output_contents_size(), 2);
   EXPECT_EQ(message.raw_output_contents(0), "");
 }

@@ -263,9 +263,10 @@ TEST(GrpcCodec, WritesAnswersThatParse) {
 }
 
 TEST(GrpcCodec, AnEmptyOutputIsRawToo) {
+  const std::vector<double> profile = {0.25};
   runtime::Response response;
   response.outputs = {{DType::kFloat32, {0, 2}, nullptr, nullptr, 0},
-                      {DType::kFloat64, {0}, nullptr, nullptr, 0}};
+                      {DType::kFloat64, {1}, nullptr, profile.data(), sizeof(double)}};
   const auto request = raw();
   for (int i = 1; i < request->inputs_size(); ++i) {
     request->mutable_inputs(i)->set_shape(0, 0);
@@ -275,6 +276,7 @@ TEST(GrpcCodec, AnEmptyOutputIsRawToo) {
   EXPECT_EQ(message.outputs(0).shape(0), 0);
   ASSERT_EQ(message.raw_output_contents_size(), 2);
   EXPECT_EQ(message.raw_output_contents(0), "");
+  EXPECT_EQ(message.raw_output_contents(1), bytes_of(profile));
 }
 
 }  // namespace

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import itertools
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ikbo.testing.bench import interleaved
 
 Call = Callable[[], object]
+MOST_TURNS = 5
 
 
 class _Copies:
@@ -26,6 +29,12 @@ class _Copies:
     def timed(self) -> None:
         self.now()
 
+    def seconds(self) -> float:
+        self.warm_up()
+        begin = time.perf_counter()
+        self.now()
+        return time.perf_counter() - begin
+
 
 def in_turn(contestants: Mapping[str, Call | Sequence[Call]], **limits: Any) -> dict[str, float]:
     """`interleaved`, each timed call right behind an untimed one of the same contestant.
@@ -34,16 +43,34 @@ def in_turn(contestants: Mapping[str, Call | Sequence[Call]], **limits: Any) -> 
     large contestant does that to the next one, whose first call pays a page fault for each 4 KiB.
     A server runs one model again and again.
 
+    A fast contestant has several turns in a round, up to `MOST_TURNS`, while they take no more time
+    than the slowest one's: few rounds tell two slow contestants apart, which differ much, and not
+    two fast ones, which differ little.
+
     Args:
         contestants: as `interleaved` takes them; or copies of one, which take turns: where a
             model's weights come to lie in memory is chance, and decides some per cent of its time.
         limits: as `interleaved` takes them.
 
     Returns:
-        Name to median, in milliseconds.
+        Name to median of its turns' medians, in milliseconds.
     """
     copies = {
         name: _Copies([given] if callable(given) else given) for name, given in contestants.items()
     }
-    timed = {name: each.timed for name, each in copies.items()}
-    return interleaved(timed, before=lambda name: copies[name].warm_up(), **limits)
+    seconds = {name: each.seconds() for name, each in copies.items()}
+    longest = max(seconds.values())
+    owners = {
+        f"{name} {turn}": name
+        for name, own in seconds.items()
+        for turn in range(min(MOST_TURNS, int(longest / own)))
+    }
+    medians = interleaved(
+        {turn: copies[name].timed for turn, name in owners.items()},
+        before=lambda turn: copies[owners[turn]].warm_up(),
+        **limits,
+    )
+    return {
+        name: statistics.median(ms for turn, ms in medians.items() if owners[turn] == name)
+        for name in copies
+    }

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import runpy
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.in_turn import in_turn
+from bench.in_turn import MOST_TURNS, in_turn
 from ikbo import reference
 from ikbo.testing import bench, bench_cuda, bench_results, bench_sources, lce_peers
 from ikbo.testing.cost import cost_of
@@ -72,11 +73,20 @@ def test_no_contestant_is_always_behind_the_same_one() -> None:
 def test_a_timed_call_is_right_behind_an_untimed_one_of_the_same_copy() -> None:
     calls: list[str] = []
     copies = [lambda n=n: calls.append(n) for n in ("a0", "a1")]
-    times = in_turn({"a": copies, "b": lambda: calls.append("b")}, rounds=6)
-    assert set(times) == {"a", "b"}
+
+    def slow() -> None:
+        calls.append("b")
+        time.sleep(0.02)
+
+    rounds = 3
+    times = in_turn({"a": copies, "b": slow}, rounds=rounds)
+    assert set(times) == {"a", "b"} and times["b"] >= 20 > times["a"]
     assert calls[::2] == calls[1::2]
-    assert [call for call in calls[::2] if call != "b"] == ["a0", "a1"] * 3 + ["a0"]
-    assert calls.count("b") == 2 * (1 + 6)
+    fast = [call for call in calls[::2] if call != "b"]
+    assert len(set(itertools.pairwise(fast))) == 2, "the copies take turns"
+    # Before the rounds: once to see how long it takes, and each turn once.
+    assert calls.count("b") == 2 * (2 + rounds)
+    assert len(fast) == 1 + MOST_TURNS * (1 + rounds)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 // ikbo-echo: the least that a server of ikbo-server's stack can do. It reads a request whole and
 // answers with bytes of a fixed size: what a client sees of it is Beast, gRPC, the kernel and the
 // client itself.
+#include <absl/synchronization/mutex.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -122,6 +123,7 @@ void serve(std::uint16_t port, std::uint16_t grpc_port, std::size_t reply_bytes,
   asio::signal_set signals(io, SIGTERM, SIGINT);
   signals.async_wait([&](ErrorCode, int) { io.stop(); });
   const HttpEcho http(io, port, reply_bytes);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as in ikbo-server
   GrpcEcho service(reply_bytes);
   int bound_port = 0;
   grpc::ServerBuilder builder;

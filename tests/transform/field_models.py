@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.transform.mixed_models import OfTwo, embedding, floats, ids
-from tests.transform.ranking_models import Block, D, T, block, history, near_miss
+from tests.transform.ranking_models import LINEAR, Block, D, T, block, history, near_miss
 
 
 class DotInteraction(nn.Module):
@@ -94,6 +94,18 @@ def factorisation_block() -> Block:
     at_users = ("aten.embedding.default", "aten.matmul.default")
     model = OfTwo(forward, embedding(), *parts)
     return Block(model, (ids(4), ids(2)), ("user",), flops, at_users)
+
+
+@block("A20")
+def compressions_of_the_same_fields() -> Block:
+    def forward(user: Tensor, item: Tensor, *layers: nn.Module) -> list[Tensor]:
+        x = torch.cat([user, item], dim=1)
+        first, second, third = (layer(x.transpose(1, 2)).transpose(1, 2) for layer in layers)
+        return [first.tanh() * second, third.sigmoid()]
+
+    layers = [nn.Linear(6, m, bias=m == 5) for m in (3, 3, 5)]
+    inputs = (floats(4, D), floats(2, D))
+    return Block(OfTwo(forward, *layers), inputs, ("user",), 2 * 2 * D * 11, LINEAR)
 
 
 @near_miss("A7")

@@ -121,22 +121,29 @@ def test_near_miss_is_left_alone(name: str) -> None:
 
 
 class _Calls(TorchDispatchMode):
-    """The shapes of the user weights of each `ikbo::linear`."""
+    """The shapes of the user weights of each `ikbo::linear` and `ikbo::lce`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[list[int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.ikbo.linear.default:
+        if func in (torch.ops.ikbo.linear.default, torch.ops.ikbo.lce.default):
             self.weights.append(list(args[2].shape))
         return func(*args, **(kwargs or {}))
 
 
-def test_layers_over_the_same_features_are_one_product() -> None:
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("mixture_of_experts", [[3 * 5, 6], [2 * 3, 6]]),
+        ("compressions_of_the_same_fields", [[3 + 3 + 5, 4]]),
+    ],
+)
+def test_layers_over_the_same_features_are_one_product(name: str, weights: list[list[int]]) -> None:
     with _Calls() as calls:
-        made("A20-mixture_of_experts").run(1, torch.zeros(3, dtype=torch.int32), transformed=True)
-    assert calls.weights == [[3 * 5, 6], [2 * 3, 6]]
+        made(f"A20-{name}").run(1, torch.zeros(3, dtype=torch.int32), transformed=True)
+    assert calls.weights == weights
 
 
 @pytest.mark.parametrize("name", EXPORTED)

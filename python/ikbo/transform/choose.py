@@ -9,7 +9,7 @@ model is at the corner where it compares worst.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -180,12 +180,12 @@ class Forms:
 
     def _joined_to(self, node: Node) -> list[str]:
         """Layers over the same features that are done by this one's product (A20)."""
-        operands = node.all_input_nodes
-        if not operands or not _has_product(self.after[node.name]):
+        if not _has_product(self.after[node.name]):
             return []
+        readers = [reader for x in node.all_input_nodes for reader in _readers(_source(x))]
         return [
             other.name
-            for other in operands[0].users
+            for other in dict.fromkeys(readers)
             if other is not node
             and other.target == node.target
             and not _has_product(self.after.get(other.name, ()))
@@ -210,6 +210,26 @@ class Forms:
             elif not self.before[operand.name] or operand.target.is_view:
                 waiting += operand.all_input_nodes
         return found
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _source(node: Node) -> Node:
+    """What a view is a view of."""
+    while _is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """The operators that read a value or views of it."""
+    for user in node.users:
+        if _is_view(user):
+            yield from _readers(user)
+        else:
+            yield user
 
 
 def _symbols(node: Node) -> set[Any]:

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 class _Layer:
     """One call: its weights, and what it shares with the layers that it may be joined with."""
 
-    shared: tuple[int, int, str]
+    shared: tuple[str, int, int, str]
     w_user: Tensor
     w_cand: Tensor
     bias: Tensor | None
 
 
 class Experts:
-    """Which calls of `ikbo::linear` read the same features with the same activation.
+    """Which calls of `ikbo::linear` or `ikbo::lce` read the same features with one activation.
 
     A walk cannot know what comes: a first one records its calls, the next ones, which make the same
     calls, do those of one group at once.
 
     before: ikbo::linear(u, c, W_1, V_1), ..., ikbo::linear(u, c, W_n, V_n)
-    after:  ikbo::linear(u, c, cat(W), cat(V)), cut into n columns
+    after:  ikbo::linear(u, c, cat(W), cat(V)), cut into n columns; fields of an ikbo::lce
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Experts:
         self._position += 1
         if not self.is_planned:
             bias = None if user.bias is None else user.bias.tensor
-            shared = (id(user.x), id(cand.x), activation)
+            shared = (user.kind, id(user.x), id(cand.x), activation)
             self._calls.append(_Layer(shared, user.weight.tensor, cand.weight.tensor, bias))
         members = self._groups.get(number)
         if members is None:
@@ -96,6 +96,6 @@ class Experts:
         w_user = stacked(user.weight.name, [layer.w_user for layer in layers])
         w_cand = stacked(cand.weight.name, [layer.w_cand for layer in layers])
         return (
-            Product("linear", user.x, w_user, bias, user.origin),
-            Product("linear", cand.x, w_cand, None, cand.origin),
+            Product(user.kind, user.x, w_user, bias, user.origin),
+            Product(cand.kind, cand.x, w_cand, None, cand.origin),
         )

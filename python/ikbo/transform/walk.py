@@ -172,14 +172,14 @@ class Walk:
         user, cand = total.user, total.cand
         if isinstance(user, Product) and isinstance(cand, Product) and total.rows.is_plain:
             kind, ndim = user.kind, user.x.tensor.ndim
-            if (kind, cand.kind, ndim) == ("lce", "lce", 3):
-                return self._fused(user, cand)
+
+            def fused(user: Product, cand: Product) -> Tensor:
+                return self._fused(user, cand, activation)
+
+            if (kind, cand.kind, ndim) in (("linear", "linear", 2), ("lce", "lce", 3)):
+                return self.experts.call(self, user, cand, activation, fused)
             if ndim == 3 and (pair := fields.turned(user, cand)):
-                return self._fused(*pair).mT
-            if (kind, cand.kind, ndim) == ("linear", "linear", 2):
-                return self.experts.call(
-                    self, user, cand, activation, lambda u, c: self._fused(u, c, activation)
-                )
+                return self.experts.call(self, *pair, activation, fused).mT
         added = self.materialise(self.evaluate(user)) + self.evaluate(cand).tensor
         assert activation == "none", "an activation is only fused into ikbo::linear"
         return added

@@ -249,6 +249,26 @@ def test_refuses_packages(transformed_package: Path, tmp_path: Path) -> None:
         runtime.Model(transformed_package, num_sessions=0)
 
 
+@pytest.mark.parametrize("name", ["num_sessions", "threads_per_run", "cuda_graphs"])
+def test_refuses_numbers_that_c_would_cut_off(transformed_package: Path, name: str) -> None:
+    for number in (2**40, 2**31, 2**32 + 1):
+        options: dict[str, Any] = {name: number}
+        with pytest.raises(ValueError, match=f"{name} must have at most 32 bits; got {number}"):
+            runtime.Model(transformed_package, **options)
+
+
+@pytest.mark.parametrize(("name", "least"), [("num_sessions", 1), ("threads_per_run", 0)])
+def test_refuses_more_than_a_machine_has_use_for(
+    transformed_package: Path, name: str, least: int
+) -> None:
+    for number in (1025, 2**31 - 1):
+        options: dict[str, Any] = {name: number}
+        with pytest.raises(
+            RuntimeError, match=f"{name} must be from {least} to 1024; got {number}"
+        ):
+            runtime.Model(transformed_package, **options)
+
+
 def test_names_the_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IKBO_C_LIBRARY", "/nowhere/libikbo.so")
     with pytest.raises(RuntimeError, match=r"must exist; tried /nowhere/libikbo\.so"):

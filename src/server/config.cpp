@@ -211,7 +211,10 @@ void add_observation_flags(CLI::App& app, Config& config) {
   app.add_option("--trace-sample-rate", observer.trace_sample_rate,
                  "Share of requests to trace among those that come without a traceparent; with "
                  "one, its flag decides")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check([](const std::string& text) {
+        const double rate = std::strtod(text.c_str(), nullptr);
+        return rate >= 0 && rate <= 1 ? "" : "must be from 0 to 1; got " + text;
+      })
       ->capture_default_str();
   app.add_option("--service-name", observer.service_name, "service.name of the spans")
       ->capture_default_str();

@@ -79,7 +79,8 @@ Archive::Archive(std::string path, std::unique_ptr<File> file, Handle handle)
     : path_(std::move(path)), file_(std::move(file)), handle_(std::move(handle)) {}
 
 std::shared_ptr<const Archive> Archive::open_file(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // NOTE: without O_NONBLOCK a pipe would be waited for, for ever.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   IKBO_CHECK(descriptor >= 0, path, ": cannot be opened as a .pt2 archive (",
              std::generic_category().message(errno), ")");
   auto file = std::make_unique<File>(descriptor);

@@ -2,6 +2,7 @@
 // Digests and signatures of packages, and archives that two readers could read differently.
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <map>
@@ -294,6 +295,13 @@ TEST(Archive, KnowsEndRecordsOf64Bits) {
   const std::vector<std::byte> bad = as_bytes(with_64_bits(moved, zip.size() - 22));
   expect_contains(error_of([&] { Archive::open_memory(bad, "memory.pt2"); }),
                   "64-bit end record must be at " + std::to_string(moved.size() - 22));
+}
+
+TEST(Archive, DoesNotWaitForAPipe) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/m.pt2";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  expect_contains(error_of([&] { Archive::open_file(path); }), path + ": cannot be opened");
 }
 
 TEST(Archive, StaysWithTheFileThatItOpened) {

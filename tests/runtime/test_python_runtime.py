@@ -269,6 +269,26 @@ def test_refuses_more_than_a_machine_has_use_for(
             runtime.Model(transformed_package, **options)
 
 
+def mapped_code() -> set[str]:
+    """Compiled code of packages in this process, as the kernel calls the files."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/data/aotinductor/" in line}
+
+
+def test_what_was_unpacked_is_removed(transformed_package: Path) -> None:
+    """A process that is killed, or ends with its models loaded, leaves nothing large."""
+    before = mapped_code()
+    model = runtime.Model(transformed_package)
+    (code,) = mapped_code() - before
+    assert code.endswith(" (deleted)")
+    folder = Path("/", *Path(code).parts[1:3])
+    assert folder.parent == Path("/tmp")
+    assert list(folder.iterdir()) == []
+    del model
+    gc.collect()
+    assert not folder.exists()
+
+
 def test_names_the_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IKBO_C_LIBRARY", "/nowhere/libikbo.so")
     with pytest.raises(RuntimeError, match=r"must exist; tried /nowhere/libikbo\.so"):

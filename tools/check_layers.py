@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STD = r"[a-z0-9_]+"  # <vector>: a standard header has no suffix
-POSIX = r"(sys/\w+|netinet/\w+|dlfcn|fcntl|malloc|poll|pthread|sched|signal|unistd)\.h"
+POSIX = r"(sys/\w+|netinet/\w+|dlfcn|fcntl|link|malloc|poll|pthread|sched|signal|unistd)\.h"
 STABLE_TORCH = r"torch/(csrc/(stable|inductor/aoti_torch/(c|generated))|headeronly)/.+"
 CUDA = r"(cuda\w*|cooperative_groups(/.+)?)(\.h|\.hpp)?|cuda/.+"
 TEST = r"(gtest|gmock)/.+|fuzzer/.+"

@@ -93,8 +93,8 @@ typedef struct ikbo_package_options {
 typedef struct ikbo_model_options {
   size_t size;
   const char* ops_library; /* libikbo_ops.so; needed when the package calls ikbo operators */
-  int32_t num_sessions;    /* runs that may be under way at once; 0: one */
-  int32_t threads_per_run; /* a setting of the whole process; 0: leave it as it is */
+  int32_t num_sessions;    /* runs that may be under way at once, at most 1024; 0: one */
+  int32_t threads_per_run; /* a setting of the whole process, at most 1024; 0: leave it as it is */
   /* Of a package for CUDA: record the runs of at most so many sizes as CUDA graphs, for each
    * session, where that makes them faster; it takes a second or so. */
   int32_t cuda_graphs;

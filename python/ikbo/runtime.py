@@ -44,9 +44,9 @@ class Model:
 
     Args:
         path: the `.pt2` file.
-        num_sessions: runs that may be under way at once; further calls wait.
-        threads_per_run: threads of PyTorch within a run, a setting of the whole process; 0 leaves
-            it as it is.
+        num_sessions: runs that may be under way at once, at most 1024; further calls wait.
+        threads_per_run: threads of PyTorch within a run, at most 1024, a setting of the whole
+            process; 0 leaves it as it is.
         cuda_graphs: of a package for CUDA, record the runs of at most so many sizes as CUDA graphs,
             for each session, where that makes them faster; it takes a second or so.
         ops_library: path of `libikbo_ops.so`; None: the one that `import ikbo` loads.
@@ -79,6 +79,14 @@ class Model:
     ) -> None:
         if num_sessions < 1:
             raise ValueError(f"ikbo.runtime: num_sessions must be at least 1; got {num_sessions}")
+        numbers = {
+            "num_sessions": num_sessions,
+            "threads_per_run": threads_per_run,
+            "cuda_graphs": cuda_graphs,
+        }
+        for name, number in numbers.items():
+            if ctypes.c_int32(number).value != number:  # ctypes would cut it off
+                raise ValueError(f"ikbo.runtime: {name} must have at most 32 bits; got {number}")
         self._library = _c_api.load(_c_api.library_path())
         keys = [os.fsencode(key) for key in trusted_keys]
         trust = _c_api.PackageOptions(
@@ -92,9 +100,7 @@ class Model:
         options = _c_api.ModelOptions(
             size=ctypes.sizeof(_c_api.ModelOptions),
             ops_library=os.fsencode(ops_library or ops_library_path()),
-            num_sessions=num_sessions,
-            threads_per_run=threads_per_run,
-            cuda_graphs=cuda_graphs,
+            **numbers,
         )
         model = self._make("model", "ikbo_model_load", package, options)
         self._sessions = _Sessions()

@@ -20,6 +20,7 @@ from ikbo._manifest import Manifest
 
 SIGNATURE_NAME = "manifest.sig"
 _SIGNATURE_BYTES = 64
+_END_BYTES, _LOCATOR64_BYTES, _END64_BYTES = 22, 20, 56  # of a zip file without a comment
 _KEY_HELP = "`openssl genpkey -algorithm ed25519 -out key.pem` makes one"
 
 PathLike = str | os.PathLike[str]
@@ -74,11 +75,39 @@ def verify(package: PathLike, trusted_keys: Sequence[PathLike] = ()) -> Manifest
     path = Path(package)
     manifest = read_manifest(path)
     with zipfile.ZipFile(path) as archive:
+        _check_directory(path, archive)
         manifest_name = _manifest_name(path, archive)
         _check_files(path, archive, manifest, manifest_name)
         if trusted_keys:
             _check_signature(path, archive, manifest_name, trusted_keys)
     return manifest
+
+
+def _check_directory(path: Path, archive: zipfile.ZipFile) -> None:
+    """Of an archive with two directories, zipfile takes the one that lies before the end record,
+    and other readers the one whose offset is in there.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(size - _END64_BYTES - _LOCATOR64_BYTES - _END_BYTES, 0))
+        tail = file.read()
+    end, locator = tail[-_END_BYTES:], tail[-_END_BYTES - _LOCATOR64_BYTES : -_END_BYTES]
+    is_one = end.startswith(b"PK\5\6")  # else there is a comment
+    offset = int.from_bytes(end[16:20], "little")
+    if locator.startswith(b"PK\6\7"):
+        is_one &= int.from_bytes(locator[8:16], "little") == size - len(tail)
+        offset = int.from_bytes(tail[48:56], "little")
+    if not is_one or offset != archive.start_dir:
+        raise ValueError(
+            f"{path}: must end with one directory and its end record, which says that it is at "
+            f"{archive.start_dir}; got {offset}: package the model again"
+        )
+    for entry in archive.infolist():
+        if entry.filename != entry.orig_filename:
+            raise ValueError(
+                f"{path}: entries must have one name each; {entry.orig_filename!r} is also "
+                f"{entry.filename!r}"
+            )
 
 
 def _manifest_name(path: Path, archive: zipfile.ZipFile) -> str:

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "ikbo/error.h"
+#include "runtime/zip_directory.h"
 
 namespace ikbo::runtime {
 namespace {
@@ -32,31 +33,19 @@ std::string text_of(int code) {
   return text;
 }
 
-constexpr std::string_view kEndMark = "PK\5\6";
-constexpr std::size_t kEndBytes = 22;                      // an end record without a comment
-constexpr std::size_t kMaxTailBytes = kEndBytes + 0xffff;  // where readers look for one
-
-std::vector<std::byte> tail_of(int descriptor) {
-  struct stat status{};
-  std::vector<std::byte> tail;
-  if (::fstat(descriptor, &status) == 0) {
-    const auto size = std::min(static_cast<std::size_t>(status.st_size), kMaxTailBytes);
-    tail.resize(size);
-    const ssize_t got =
-        ::pread(descriptor, tail.data(), size, status.st_size - static_cast<off_t>(size));
-    tail.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-  }
-  return tail;
+// Reads a file at any place.
+ReadAt reader_of(int descriptor) {
+  return [descriptor](std::uint64_t offset, std::size_t count) {
+    std::vector<std::byte> bytes(count);
+    const ssize_t got = ::pread(descriptor, bytes.data(), count, static_cast<off_t>(offset));
+    bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    return bytes;
+  };
 }
 
-// The end record says where the archive's directory is. Of several, readers differ in which they
-// take.
-void check_end(const std::string& path, std::span<const std::byte> tail) {
-  const std::string_view text(reinterpret_cast<const char*>(tail.data()), tail.size());
-  const std::size_t first = text.find(kEndMark);
-  IKBO_CHECK(first != std::string_view::npos && first + kEndBytes == text.size(), path,
-             ": must be a zip file with one end record, in its last ", kEndBytes,
-             " bytes; it has more of them, or a comment: package the model again");
+std::uint64_t file_size(int descriptor) {
+  struct stat status{};
+  return ::fstat(descriptor, &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
 }
 
 bool stays_below(std::string_view name) {
@@ -73,6 +62,13 @@ bool stays_below(std::string_view name) {
   return true;
 }
 
+// Of two lists of names that differ.
+std::string first_difference(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+  const auto [in_a, in_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+  return "\"" + (in_b == b.end() ? "" : *in_b) + "\" is also \"" + (in_a == a.end() ? "" : *in_a) +
+         "\"";
+}
+
 }  // namespace
 
 void Archive::Close::operator()(zip* handle) const { zip_discard(handle); }
@@ -80,12 +76,11 @@ void Archive::Close::operator()(zip* handle) const { zip_discard(handle); }
 Archive::File::~File() { ::close(descriptor_); }
 
 Archive::Archive(std::string path, std::unique_ptr<File> file, Handle handle)
-    : path_(std::move(path)), file_(std::move(file)), handle_(std::move(handle)) {
-  check_entry_names();
-}
+    : path_(std::move(path)), file_(std::move(file)), handle_(std::move(handle)) {}
 
 std::shared_ptr<const Archive> Archive::open_file(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // NOTE: without O_NONBLOCK a pipe would be waited for, for ever.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   IKBO_CHECK(descriptor >= 0, path, ": cannot be opened as a .pt2 archive (",
              std::generic_category().message(errno), ")");
   auto file = std::make_unique<File>(descriptor);
@@ -94,8 +89,10 @@ std::shared_ptr<const Archive> Archive::open_file(const std::string& path) {
   Handle handle(copy < 0 ? nullptr : zip_fdopen(copy, 0, &code));
   IKBO_CHECK(handle != nullptr, path, ": cannot be opened as a .pt2 archive (", text_of(code),
              "); it must be a complete zip file written by ikbo.package");
-  check_end(path, tail_of(descriptor));
-  return std::shared_ptr<const Archive>(new Archive(path, std::move(file), std::move(handle)));
+  const std::shared_ptr<const Archive> archive(
+      new Archive(path, std::move(file), std::move(handle)));
+  archive->check_entry_names(directory_names(path, file_size(descriptor), reader_of(descriptor)));
+  return archive;
 }
 
 std::shared_ptr<const Archive> Archive::open_memory(std::span<const std::byte> bytes,
@@ -111,18 +108,27 @@ std::shared_ptr<const Archive> Archive::open_memory(std::span<const std::byte> b
   zip_error_fini(&error);
   IKBO_CHECK(handle != nullptr, name, ": cannot be opened as a .pt2 archive (", text_of(code),
              "); it must be a complete zip file written by ikbo.package");
-  check_end(name, bytes.last(std::min(bytes.size(), kMaxTailBytes)));
-  return std::shared_ptr<const Archive>(new Archive(name, nullptr, std::move(handle)));
+  const std::shared_ptr<const Archive> archive(new Archive(name, nullptr, std::move(handle)));
+  archive->check_entry_names(
+      directory_names(name, bytes.size(), [bytes](std::uint64_t offset, std::size_t count) {
+        const std::span<const std::byte> part = bytes.subspan(offset, count);
+        return std::vector<std::byte>(part.begin(), part.end());
+      }));
+  return archive;
 }
 
 std::string Archive::open_path() const {
   return file_ == nullptr ? path_ : "/proc/self/fd/" + std::to_string(file_->descriptor());
 }
 
-// PyTorch unpacks entries into files of their names and finds them in any case.
-void Archive::check_entry_names() const {
+// PyTorch unpacks entries into files of their names, as the directory spells them, and finds them
+// in any case. libzip takes the name of an entry's Unicode Path field instead, where it has one.
+void Archive::check_entry_names(const std::vector<std::string>& spelled) const {
+  const std::vector<std::string> names = entries();
+  IKBO_CHECK(names == spelled, path_, ": entries must have one name each; ",
+             first_difference(names, spelled), ": package the model again");
   std::set<std::string> lower_names;
-  for (const std::string& name : entries()) {
+  for (const std::string& name : names) {
     IKBO_CHECK(stays_below(name), path_, ": entry \"", name,
                "\" must be named by a relative path without '..' and '\\'");
     std::string lower = name;

@@ -58,7 +58,8 @@ class Archive {
   };
 
   Archive(std::string path, std::unique_ptr<File> file, Handle handle);
-  void check_entry_names() const;
+  // `spelled`: their names as the archive's directory has them.
+  void check_entry_names(const std::vector<std::string>& spelled) const;
 
   std::string path_;
   std::unique_ptr<File> file_;

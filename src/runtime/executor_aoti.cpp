@@ -11,6 +11,7 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/headeronly/version.h>
 
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -18,6 +19,7 @@
 #include "runtime/compiled_code.h"
 #include "runtime/cuda_device.h"
 #include "runtime/package_ops.h"
+#include "runtime/unpacked_code.h"
 
 namespace ikbo::runtime {
 
@@ -54,9 +56,14 @@ std::unique_ptr<CompiledModel::Loader> CompiledModel::load(const Package& packag
   const std::lock_guard lock(mutex);
   const bool is_on_gpu = package.manifest().device == "cuda";
   return guarded(package.path() + ": cannot be loaded", [&] {
-    return std::make_unique<Loader>(
+    const std::set<std::string> before = loaded_libraries();
+    auto loader = std::make_unique<Loader>(
         package.archive().open_path(), name, /*run_single_threaded=*/entry == Entry::kSingle,
         static_cast<std::size_t>(num_sessions), is_on_gpu ? gpu().index() : c10::DeviceIndex{-1});
+    if (!is_on_gpu) {  // there kernels are read from files when they first run
+      remove_unpacked(before, package.archive().entries());
+    }
+    return loader;
   });
 }
 

@@ -101,10 +101,11 @@ Model::Model(Manifest manifest, std::shared_ptr<Executor> executor)
     : manifest_(std::move(manifest)), executor_(std::move(executor)) {}
 
 void check_model_options(const Package& package, const ModelOptions& options) {
-  IKBO_CHECK(options.num_sessions >= 1, package.path(), ": num_sessions must be at least 1; got ",
-             options.num_sessions);
-  IKBO_CHECK(options.threads_per_run >= 0, package.path(),
-             ": threads_per_run must not be negative; got ", options.threads_per_run);
+  IKBO_CHECK(options.num_sessions >= 1 && options.num_sessions <= kMaxThreads, package.path(),
+             ": num_sessions must be from 1 to ", kMaxThreads, "; got ", options.num_sessions);
+  IKBO_CHECK(options.threads_per_run >= 0 && options.threads_per_run <= kMaxThreads, package.path(),
+             ": threads_per_run must be from 0 to ", kMaxThreads, "; got ",
+             options.threads_per_run);
   IKBO_CHECK(options.graphs.max_graphs >= 0, package.path(),
              ": graphs.max_graphs must not be negative; got ", options.graphs.max_graphs);
   if (!options.replicated_inputs.empty()) {

@@ -14,8 +14,9 @@ UserStateCache::UserStateCache(const UserCacheOptions& options,
       secret_(make_hash_secret()) {}
 
 std::size_t UserStateCache::entry_bytes(std::string_view key, std::size_t state_bytes) {
-  // Of the list, the map and the blocks of memory: pointers and hashes beside what they hold.
-  constexpr std::size_t kOfContainers = 16 * sizeof(void*);
+  // Of the list and the map, pointers and hashes; of a state, its owner and alignment; and what
+  // malloc adds to each of these.
+  constexpr std::size_t kOfContainers = 32 * sizeof(void*);
   return state_bytes + key.size() + sizeof(Entry) + sizeof(Key) + kOfContainers;
 }
 

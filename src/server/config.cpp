@@ -18,8 +18,7 @@
 namespace ikbo::server {
 namespace {
 
-constexpr int kMaxThreads = 1024;
-constexpr auto kMaxTime = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxInt32 = std::numeric_limits<std::int32_t>::max();
 
 // Adds a flag in whole units of `Duration`, from `least` on.
 template <typename Duration>
@@ -27,7 +26,7 @@ void add_time(CLI::App& app, const std::string& name, Duration& time, const std:
               std::int64_t least = 0) {
   app.add_option_function<std::int64_t>(
          name, [&time](const std::int64_t& count) { time = Duration(count); }, text)
-      ->check(CLI::Range(least, std::int64_t{kMaxTime}))
+      ->check(CLI::Range(least, kMaxInt32))
       ->default_str(std::to_string(time.count()));
 }
 
@@ -51,7 +50,7 @@ void add_model_flags(CLI::App& app, Config& config) {
                  "compare a package made by ikbo.transform with")
       ->delimiter(',');
   app.add_option("--workers", config.batcher.num_workers, "Runs of one model at once")
-      ->check(CLI::Range(1, kMaxThreads))
+      ->check(CLI::Range(1, runtime::kMaxThreads))
       ->capture_default_str();
   app.add_flag(
       "--pin-workers", config.pins_workers,
@@ -59,7 +58,7 @@ void add_model_flags(CLI::App& app, Config& config) {
       "this process may use, and no other; cores that runs leave over are for all other threads");
   app.add_option("--threads-per-run", config.model.threads_per_run,
                  "Threads inside one run; 0: a share of this process's cores for each worker")
-      ->check(CLI::Range(0, kMaxThreads))
+      ->check(CLI::Range(0, runtime::kMaxThreads))
       ->capture_default_str();
 }
 
@@ -74,21 +73,20 @@ void add_user_cache_flags(CLI::App& app, runtime::UserCacheOptions& cache) {
 }
 
 void add_batching_flags(CLI::App& app, Config& config) {
-  constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
   app.add_option("--max-batch-users", config.batcher.max_users,
                  "Merge requests into one run up to this many users; 0, and at most: the package's "
                  "range")
-      ->check(CLI::Range(std::int64_t{0}, kMaxRows))
+      ->check(CLI::Range(std::int64_t{0}, kMaxInt32))
       ->capture_default_str();
   app.add_option("--max-batch-candidates", config.batcher.max_candidates,
                  "Merge requests into one run up to this many candidates; 0, and at most: the "
                  "package's range")
-      ->check(CLI::Range(std::int64_t{0}, kMaxRows))
+      ->check(CLI::Range(std::int64_t{0}, kMaxInt32))
       ->capture_default_str();
   app.add_option("--max-request-runs", config.batcher.max_request_runs,
                  "Split a larger request over this many runs at most; a larger one still gets "
                  "status 400")
-      ->check(CLI::Range(std::int64_t{1}, kMaxRows))
+      ->check(CLI::Range(std::int64_t{1}, kMaxInt32))
       ->capture_default_str();
   add_time(app, "--max-wait-us", config.batcher.max_wait,
            "After a merged run, wait this long (us) for as many requests again; a server without "
@@ -150,7 +148,7 @@ void add_http_flags(CLI::App& app, HttpOptions& http) {
       ->capture_default_str();
   app.add_option("--threads", http.num_threads,
                  "Threads for connections, parsing and replies; 0: as many as suit the cores")
-      ->check(CLI::Range(0, kMaxThreads))
+      ->check(CLI::Range(0, runtime::kMaxThreads))
       ->capture_default_str();
   app.add_option("--max-body-bytes", http.max_body_bytes,
                  "Largest request body; a larger one gets status 413")
@@ -213,7 +211,10 @@ void add_observation_flags(CLI::App& app, Config& config) {
   app.add_option("--trace-sample-rate", observer.trace_sample_rate,
                  "Share of requests to trace among those that come without a traceparent; with "
                  "one, its flag decides")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check([](const std::string& text) {
+        const double rate = std::strtod(text.c_str(), nullptr);
+        return rate >= 0 && rate <= 1 ? "" : "must be from 0 to 1; got " + text;
+      })
       ->capture_default_str();
   app.add_option("--service-name", observer.service_name, "service.name of the spans")
       ->capture_default_str();

@@ -277,10 +277,11 @@ void check_host(const HttpOptions& options) {
              options.host);
 }
 
-void check_tls(const TlsOptions& tls) {
-  if (tls.is_enabled()) {
-    make_tls_context(tls);
-  }
+bool is_certificate_current(const TlsOptions& tls) {
+  const std::unique_ptr<asio::ssl::context> context = make_tls_context(tls);
+  const X509* certificate = SSL_CTX_get0_certificate(context->native_handle());
+  return X509_cmp_current_time(X509_get0_notBefore(certificate)) < 0 &&
+         X509_cmp_current_time(X509_get0_notAfter(certificate)) > 0;
 }
 
 HttpServer::HttpServer(const HttpOptions& options, const TlsOptions& tls, Router& router,

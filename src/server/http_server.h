@@ -32,8 +32,9 @@ struct HttpOptions {
 // Throws ikbo::Error for an address that is none, or of which allow_remote says no.
 void check_host(const HttpOptions& options);
 
-// Throws ikbo::Error for certificates that cannot be read or do not fit.
-void check_tls(const TlsOptions& tls);
+// Whether the server's certificate has begun and not ended: clients refuse another one. Throws
+// ikbo::Error for files that cannot be read or do not fit.
+bool is_certificate_current(const TlsOptions& tls);
 
 class HttpServer {
  public:

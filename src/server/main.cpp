@@ -24,7 +24,6 @@
 #include "server/package_gate.h"
 #include "server/router.h"
 #include "server/spec_cost.h"
-#include "server/tls.h"
 
 namespace ikbo::server {
 namespace {
@@ -101,7 +100,10 @@ AccessTokens check_options(const Config& config, const Logger& logger) {
   check_host(config.http);
   IKBO_CHECK(config.no_grpc || config.http.port == 0 || config.http.port != config.grpc.port,
              "--port, --grpc-port: must differ; got ", config.http.port, " for both");
-  check_tls(config.tls);
+  if (config.tls.is_enabled() && !is_certificate_current(config.tls)) {
+    logger.write(LogLevel::kWarning, "certificate_not_current",
+                 {{"certificate", config.tls.certificate}});
+  }
   check_gate(config.gate);
   IKBO_CHECK(!config.allows_repository_changes || config.access.infer_tokens.empty() ||
                  !config.access.admin_tokens.empty(),
@@ -109,10 +111,6 @@ AccessTokens check_options(const Config& config, const Logger& logger) {
              "--infer-token-file is given, or whoever connects could change what is served");
   if (config.http.allow_remote && !config.tls.is_enabled() && config.access.is_any()) {
     logger.write(LogLevel::kWarning, "tokens_without_tls", {{"host", config.http.host}});
-  }
-  if (config.tls.is_enabled() && !is_certificate_current(read_tls_files(config.tls))) {
-    logger.write(LogLevel::kWarning, "certificate_not_current",
-                 {{"certificate", config.tls.certificate}});
   }
   return AccessTokens(config.access);
 }

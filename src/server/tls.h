@@ -24,7 +24,4 @@ struct TlsFiles {
 // The contents of the files; throws ikbo::Error for one that cannot be read or is empty.
 TlsFiles read_tls_files(const TlsOptions& options);
 
-// Whether the server's certificate has begun and not ended: clients refuse another one.
-bool is_certificate_current(const TlsFiles& files);
-
 }  // namespace ikbo::server

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import struct
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -145,6 +146,49 @@ def test_an_entry_that_is_there_twice_is_refused(package: Path) -> None:
     twice = rewritten(package, lambda entries: None, repeat=(CODE.upper(), b"other code"))
     with pytest.raises(ValueError, match="entries must have names of their own"):
         verify(twice)
+
+
+def directory_of(archive: bytes) -> tuple[bytes, int]:
+    """The directory, and the number of its entries; both are in the end record."""
+    number, size, offset = struct.unpack("<HII", archive[-12:-2])
+    return archive[offset : offset + size], number
+
+
+def test_a_second_directory_is_refused(package: Path) -> None:
+    """zipfile takes the one before the end record, others the one whose offset is in there."""
+    archive = package.read_bytes()
+    directory, number = directory_of(archive)
+    size = len(directory)
+    # Behind bytes that make all offsets larger than what zipfile will add to them.
+    with zipfile.ZipFile(package) as read:
+        moved = bytearray(directory)
+        at = 0
+        for entry in read.infolist():
+            struct.pack_into("<I", moved, at + 42, entry.header_offset)
+            at += 46 + len(entry.filename) + len(entry.extra)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, number, number, size, len(archive) - 22, 0)
+    package.write_bytes(bytes(size) + archive[: -22 - size] + directory + moved + end)
+    with pytest.raises(ValueError, match="must end with one directory and its end record"):
+        verify(package)
+
+
+def test_a_second_directory_of_64_bits_is_refused(package: Path) -> None:
+    """zipfile takes the end record before the locator, others the one whose offset is in there."""
+    archive = package.read_bytes()
+    directory, number = directory_of(archive)
+    start = len(archive) - 22 - len(directory)
+    sizes = (44, 45, 45, 0, 0, number, number, len(directory), start)
+    record = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", *sizes)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, 2**32 - 1, 2**32 - 1, 0)
+    place = len(archive) - 22
+    for shift in (0, -4):
+        locator = struct.pack("<4sIQI", b"PK\6\7", 0, place + shift, 1)
+        package.write_bytes(archive[:-22] + record + locator + end)
+        if shift == 0:
+            verify(package)
+    # Later versions of Python see it themselves.
+    with pytest.raises(ValueError, match="must end with one directory|not a .pt2 archive"):
+        verify(package)
 
 
 def test_a_changed_manifest_is_not_signed(package: Path, tmp_path: Path) -> None:

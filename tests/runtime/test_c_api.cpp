@@ -94,6 +94,23 @@ TEST_F(CApiTest, ChecksOptions) {
   EXPECT_EQ(ikbo_package_open(path_.c_str(), &options, &package_), nullptr);
 }
 
+TEST_F(CApiTest, BoundsSessionsAndThreads) {
+  ASSERT_EQ(ikbo_package_open(path_.c_str(), nullptr, &package_), nullptr);
+  ikbo_model* model = nullptr;
+  const auto error_of = [&](std::int32_t num_sessions, std::int32_t threads_per_run) {
+    ikbo_model_options options{};
+    options.size = sizeof(options);
+    options.num_sessions = num_sessions;
+    options.threads_per_run = threads_per_run;
+    return text_of(ikbo_model_load(package_, &options, &model));
+  };
+  expect_contains(error_of(-1, 0), "num_sessions must be from 1 to 1024; got -1");
+  expect_contains(error_of(1025, 0), "num_sessions must be from 1 to 1024; got 1025");
+  expect_contains(error_of(1, -1), "threads_per_run must be from 0 to 1024; got -1");
+  expect_contains(error_of(1, 1025), "threads_per_run must be from 0 to 1024; got 1025");
+  EXPECT_EQ(model, nullptr);
+}
+
 TEST_F(CApiTest, FreesNothing) {
   ikbo_error_free(nullptr);
   ikbo_package_free(nullptr);

@@ -2,6 +2,7 @@
 // Digests and signatures of packages, and archives that two readers could read differently.
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <map>
@@ -229,6 +230,78 @@ TEST(Archive, RefusesASecondEndRecord) {
   commented[commented.size() - 2] = std::byte{22};
   commented.insert(commented.end(), end.begin(), end.end());
   expect_contains(error_of([&] { Archive::open_memory(commented, "memory.pt2"); }), "memory.pt2: ");
+}
+
+std::vector<std::byte> as_bytes(const std::string& text) {
+  const std::span<const std::byte> bytes = bytes_of(text);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string as_text(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// `number`, little endian.
+std::string field(std::uint64_t number, std::size_t num_bytes) {
+  return {reinterpret_cast<const char*>(&number), num_bytes};
+}
+
+// PyTorch's reader goes by the name in the directory, libzip by the one in this field.
+TEST(Archive, RefusesAnEntryOfTwoNames) {
+  std::string zip = as_text(archive_bytes({{kManifest, manifest_json()}, {"m/z", ""}}));
+  const std::string other = "m/b";
+  const std::string content = std::string(1, '\1') + field(0x1d82212e, 4) + other;  // CRC of "m/z"
+  const std::string unicode_path = "up" + field(content.size(), 2) + content;
+  const std::size_t entry = zip.rfind("PK\1\2");
+  ASSERT_EQ(zip.substr(entry + 46, 3), "m/z");
+  zip.replace(entry + 30, 2, field(unicode_path.size(), 2));
+  zip.insert(entry + 49, unicode_path);
+  const std::size_t end = zip.size() - 22;
+  zip.replace(end + 12, 4, field(end - zip.find("PK\1\2"), 4));
+  expect_contains(error_of([&] { Archive::open_memory(as_bytes(zip), "memory.pt2"); }),
+                  "entries must have one name each; \"m/z\" is also \"m/b\"");
+}
+
+// Some readers look for it before the end record, others at the offset in there.
+TEST(Archive, RefusesADirectoryElsewhereThanBeforeTheEndRecord) {
+  std::string zip = as_text(archive_bytes({{kManifest, manifest_json()}, {"m/a", ""}}));
+  const std::size_t directory = zip.find("PK\1\2");
+  zip.insert(zip.size() - 22, zip.substr(directory, zip.size() - 22 - directory));
+  expect_contains(error_of([&] { Archive::open_memory(as_bytes(zip), "memory.pt2"); }),
+                  "the zip file's directory must end at ");
+}
+
+// The same archive with end records of 64 bits, the locator of which says `place`.
+std::string with_64_bits(const std::string& zip, std::uint64_t place) {
+  const std::string end = zip.substr(zip.size() - 22);
+  std::string entries = end.substr(10, 2);
+  entries.resize(8);
+  const std::string record = "PK\6\6" + field(44, 8) + field(45, 2) + field(45, 2) + field(0, 8) +
+                             entries + entries + end.substr(12, 4) + field(0, 4) +
+                             end.substr(16, 4) + field(0, 4);
+  const std::string locator = "PK\6\7" + field(0, 4) + field(place, 8) + field(1, 4);
+  return zip.substr(0, zip.size() - 22) + record + locator + end;
+}
+
+TEST(Archive, KnowsEndRecordsOf64Bits) {
+  const std::string zip = as_text(archive_bytes({{kManifest, manifest_json()}, {"m/a", ""}}));
+  const std::vector<std::byte> good = as_bytes(with_64_bits(zip, zip.size() - 22));
+  EXPECT_EQ(Archive::open_memory(good, "memory.pt2")->entries().size(), 2);
+  // The record of another directory, where the locator leads: a reader that looks right before the
+  // locator finds the one that is there.
+  const std::string two = with_64_bits(zip, zip.size() - 22);
+  const std::string hidden = two.substr(zip.size() - 22, 56);
+  const std::string moved = zip.substr(0, zip.size() - 22) + hidden + zip.substr(zip.size() - 22);
+  const std::vector<std::byte> bad = as_bytes(with_64_bits(moved, zip.size() - 22));
+  expect_contains(error_of([&] { Archive::open_memory(bad, "memory.pt2"); }),
+                  "64-bit end record must be at " + std::to_string(moved.size() - 22));
+}
+
+TEST(Archive, DoesNotWaitForAPipe) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/m.pt2";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  expect_contains(error_of([&] { Archive::open_file(path); }), path + ": cannot be opened");
 }
 
 TEST(Archive, StaysWithTheFileThatItOpened) {

@@ -249,6 +249,46 @@ def test_refuses_packages(transformed_package: Path, tmp_path: Path) -> None:
         runtime.Model(transformed_package, num_sessions=0)
 
 
+@pytest.mark.parametrize("name", ["num_sessions", "threads_per_run", "cuda_graphs"])
+def test_refuses_numbers_that_c_would_cut_off(transformed_package: Path, name: str) -> None:
+    for number in (2**40, 2**31, 2**32 + 1):
+        options: dict[str, Any] = {name: number}
+        with pytest.raises(ValueError, match=f"{name} must have at most 32 bits; got {number}"):
+            runtime.Model(transformed_package, **options)
+
+
+@pytest.mark.parametrize(("name", "least"), [("num_sessions", 1), ("threads_per_run", 0)])
+def test_refuses_more_than_a_machine_has_use_for(
+    transformed_package: Path, name: str, least: int
+) -> None:
+    for number in (1025, 2**31 - 1):
+        options: dict[str, Any] = {name: number}
+        with pytest.raises(
+            RuntimeError, match=f"{name} must be from {least} to 1024; got {number}"
+        ):
+            runtime.Model(transformed_package, **options)
+
+
+def mapped_code() -> set[str]:
+    """Compiled code of packages in this process, as the kernel calls the files."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "/data/aotinductor/" in line}
+
+
+def test_what_was_unpacked_is_removed(transformed_package: Path) -> None:
+    """A process that is killed, or ends with its models loaded, leaves nothing large."""
+    before = mapped_code()
+    model = runtime.Model(transformed_package)
+    (code,) = mapped_code() - before
+    assert code.endswith(" (deleted)")
+    folder = Path("/", *Path(code).parts[1:3])
+    assert folder.parent == Path("/tmp")
+    assert list(folder.iterdir()) == []
+    del model
+    gc.collect()
+    assert not folder.exists()
+
+
 def test_names_the_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IKBO_C_LIBRARY", "/nowhere/libikbo.so")
     with pytest.raises(RuntimeError, match=r"must exist; tried /nowhere/libikbo\.so"):

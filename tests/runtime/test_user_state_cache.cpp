@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <malloc.h>
+
 #include <algorithm>
 #include <atomic>
 #include <optional>
@@ -6,6 +8,7 @@
 #include <utility>
 
 #include "fixtures.h"
+#include "runtime/storage.h"
 #include "runtime/user_state_cache.h"
 
 namespace ikbo::runtime::testing {
@@ -135,6 +138,22 @@ TEST_F(UserCache, NeverKeepsWhatIsOverTheLimit) {
   const std::string long_key(3 * kStateBytes, 'k');
   users_->insert(user(3, long_key), state_of(3), kStateBytes);
   EXPECT_EQ(users_->find(user(3, long_key)), nullptr) << "keys count";
+}
+
+TEST_F(UserCache, CountsNoLessThanItTakes) {
+  const auto allocated = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  constexpr std::size_t kSmall = 64;
+  for (const char* key : {"", "a key that is too long to lie within a string"}) {
+    make(1'000'000);
+    const std::size_t before = allocated();
+    for (std::uint64_t i = 0; i < 10'000; ++i) {
+      users_->insert(user(i, key), allocate_bytes(kSmall), kSmall);
+    }
+    EXPECT_LE(allocated() - before, cache_->used_bytes()) << key;
+  }
 }
 
 TEST_F(UserCache, MakesRoomForALargeEntryWithSeveral) {

@@ -197,7 +197,10 @@ TEST_F(ConfigTest, ReadsWhatIsToBeObserved) {
   expect_contains(config->text, "otlp-endpoint = http://[::1]:4318\n");
   const std::string model = "model = " + path("a.pt2") + "\n";
   expect_refused(model + "otlp-endpoint = https://a\n", "must be a URL http://host[:port][/path]");
-  expect_refused(model + "trace-sample-rate = 1.5\n", "--trace-sample-rate");
+  for (const std::string rate : {"1.5", "-0.1", "nan", "-NAN", "inf"}) {
+    expect_refused(model + "trace-sample-rate = " + rate + "\n",
+                   "--trace-sample-rate: must be from 0 to 1; got " + rate);
+  }
   expect_refused(model + "log-format = xml\n", "--log-format");
   expect_refused(model + "slow-request-ms = -1\n", "--slow-request-ms");
 }

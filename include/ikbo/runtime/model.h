@@ -66,6 +66,10 @@ class Package {
   Manifest manifest_;
 };
 
+// Most sessions of a model, and most threads of a run: each holds memory, and a number beyond is a
+// mistake.
+inline constexpr int kMaxThreads = 1024;
+
 struct ModelOptions {
   std::string ops_library;  // path of libikbo_ops.so; needed when the package calls ikbo operators
   int num_sessions = 1;     // runs that may be under way at once

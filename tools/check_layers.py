@@ -28,7 +28,8 @@ FULL_TORCH = rf"(?!{STABLE_TORCH})(torch|ATen|c10)/.+"
 LIBRARIES = (r"simdjson\.h", r"zip\.h", r"xxhash\.h", r"CLI/CLI\.hpp", r"openssl/.+")
 PROTOBUF = r"google/protobuf/.+|open_inference\.pb\.h"
 BENCHMARK = r"benchmark/benchmark\.h"
-GRPC = r"grpc(pp)?/.+|open_inference\.grpc\.pb\.h"
+# gRPC locks with the mutex of Abseil.
+GRPC = r"grpc(pp)?/.+|open_inference\.grpc\.pb\.h|absl/synchronization/mutex\.h"
 
 
 @dataclass(frozen=True)

@@ -222,24 +222,30 @@ def metrics(server: Server) -> dict[str, float]:
 
 
 def test_many_clients_get_their_own_answers(start_server: StartServer, ranker: Served) -> None:
-    num_clients, num_requests = 6, 15
+    num_clients, num_requests, num_long_runs = 16, 6, 8
     server = start_server()
 
     def ask(number: int) -> None:
         with triton.InferenceServerClient(server.address) as client:
             for i in range(num_requests):
-                # So few that merging them pays: a run's time is mostly its fixed part.
                 inputs = make_inputs(1 + (number + i) % 3, 4 + number, seed=97 * number + i)
                 result = client.infer("ranker", infer_inputs(inputs), request_id=f"{number} {i}")
                 assert result.get_response()["id"] == f"{number} {i}"
                 assert_answer(result, ranker.module, inputs)
 
-    with ThreadPoolExecutor(num_clients) as pool:
+    def ask_for_long() -> None:
+        inputs = make_inputs(1, num_long_runs * MAX_CANDIDATES, seed=1)
+        with triton.InferenceServerClient(server.address) as client:
+            assert_answer(client.infer("ranker", infer_inputs(inputs)), ranker.module, inputs)
+
+    with ThreadPoolExecutor(num_clients + 1) as pool:
+        first = pool.submit(ask_for_long)  # its runs are full; others wait behind them
         list(pool.map(ask, range(num_clients)))
+        first.result()
     counts = metrics(server)
     labels = 'model="ranker",version="3"'
-    total = num_clients * num_requests
-    assert counts[f'ikbo_requests_total{{{labels},code="200"}}'] == total
+    total = num_clients * num_requests + num_long_runs
+    assert counts[f'ikbo_requests_total{{{labels},code="200"}}'] == num_clients * num_requests + 1
     assert counts[f"ikbo_batch_requests_sum{{{labels}}}"] == total
     assert counts[f"ikbo_queue_seconds_count{{{labels}}}"] == total
     assert counts[f"ikbo_run_seconds_count{{{labels}}}"] < total, "no two requests were merged"

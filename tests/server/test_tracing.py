@@ -128,15 +128,17 @@ def test_requests_without_a_trace_begin_one(start_server: StartServer, headers) 
 def test_runs_name_the_requests_that_they_merged(start_server: StartServer) -> None:
     with Collector() as collector:
         server = start_server("--otlp-endpoint", collector.url, "--trace-sample-rate", "1")
-        # So few that merging them pays: a run's time is mostly its fixed part.
         inputs = make_inputs(1, 4, seed=3)
+        long = make_inputs(1, 8 * MAX_CANDIDATES, seed=4)  # its runs are full; others wait behind
 
         def ask_often(_: int) -> None:
-            for _ in range(8):
+            for _ in range(4):
                 ask(server, inputs=inputs)
 
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(ask_often, range(8)))
+        with ThreadPoolExecutor(17) as pool:
+            first = pool.submit(ask, server, headers=UNSAMPLED, inputs=long)
+            list(pool.map(ask_often, range(16)))
+            first.result()
         spans = collector.wait_for(lambda spans: len(spans) >= 3 * 64)
     requests = {span.span_id: span for span in spans if span.kind == Span.SPAN_KIND_SERVER}
     runs = [span for span in spans if span.name == "run"]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ikbo-echo: the least that a server of ikbo-server's stack can do. It reads a request whole and
-// answers with bytes of a fixed size: what a client sees of it is Beast, gRPC, the kernel and the
-// client itself.
+// ikbo-echo: the least that a server of ikbo-server's stack can do. It reads a request whole, works
+// for a fixed time and answers with bytes of a fixed size: what a client sees of it beyond that time
+// is Beast, gRPC, the kernel and the client itself.
 #include <absl/synchronization/mutex.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
@@ -20,6 +20,7 @@
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/vector_body.hpp>
 #include <boost/beast/http/write.hpp>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -42,10 +43,17 @@ using asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
 using Response = http::response<http::vector_body<char>>;
 
+// In the place of a model's run.
+void work(std::chrono::microseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
 class EchoConnection : public std::enable_shared_from_this<EchoConnection> {
  public:
-  EchoConnection(tcp::socket socket, const Response& answer)
-      : stream_(std::move(socket)), answer_(answer) {}
+  EchoConnection(tcp::socket socket, const Response& answer, std::chrono::microseconds run)
+      : stream_(std::move(socket)), answer_(answer), run_(run) {}
 
   void read() {
     parser_.emplace();
@@ -53,6 +61,7 @@ class EchoConnection : public std::enable_shared_from_this<EchoConnection> {
     http::async_read(stream_, buffer_, *parser_,
                      [self = shared_from_this()](ErrorCode error, std::size_t) {
                        if (!error) {
+                         work(self->run_);
                          self->write();
                        }
                      });
@@ -71,12 +80,14 @@ class EchoConnection : public std::enable_shared_from_this<EchoConnection> {
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::vector_body<char>>> parser_;
   const Response& answer_;
+  const std::chrono::microseconds run_;
 };
 
 class HttpEcho {
  public:
-  HttpEcho(asio::io_context& io, std::uint16_t port, std::size_t reply_bytes)
-      : io_(io), acceptor_(io, {asio::ip::address_v4::loopback(), port}) {
+  HttpEcho(asio::io_context& io, std::uint16_t port, std::size_t reply_bytes,
+           std::chrono::microseconds run)
+      : io_(io), acceptor_(io, {asio::ip::address_v4::loopback(), port}), run_(run) {
     answer_.body().resize(reply_bytes);
     answer_.prepare_payload();
     accept();
@@ -89,7 +100,7 @@ class HttpEcho {
     acceptor_.async_accept(asio::make_strand(io_), [this](ErrorCode error, tcp::socket socket) {
       if (!error) {
         error = socket.set_option(tcp::no_delay(true), error);
-        std::make_shared<EchoConnection>(std::move(socket), answer_)->read();
+        std::make_shared<EchoConnection>(std::move(socket), answer_, run_)->read();
       }
       accept();
     });
@@ -98,16 +109,19 @@ class HttpEcho {
   asio::io_context& io_;
   tcp::acceptor acceptor_;
   Response answer_{http::status::ok, 11};
+  const std::chrono::microseconds run_;
 };
 
 class GrpcEcho final : public inference::GRPCInferenceService::WithRawCallbackMethod_ModelInfer<
                            inference::GRPCInferenceService::Service> {
  public:
-  explicit GrpcEcho(std::size_t reply_bytes) : answer_(std::string(reply_bytes, '\0')) {}
+  GrpcEcho(std::size_t reply_bytes, std::chrono::microseconds run)
+      : answer_(std::string(reply_bytes, '\0')), run_(run) {}
 
   grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* context,
                                        const grpc::ByteBuffer*,
                                        grpc::ByteBuffer* response) override {
+    work(run_);
     *response = grpc::ByteBuffer(&answer_, 1);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
@@ -116,15 +130,17 @@ class GrpcEcho final : public inference::GRPCInferenceService::WithRawCallbackMe
 
  private:
   grpc::Slice answer_;
+  const std::chrono::microseconds run_;
 };
 
-void serve(std::uint16_t port, std::uint16_t grpc_port, std::size_t reply_bytes, int num_threads) {
+void serve(std::uint16_t port, std::uint16_t grpc_port, std::size_t reply_bytes,
+           std::chrono::microseconds run, int num_threads) {
   asio::io_context io(num_threads);
   asio::signal_set signals(io, SIGTERM, SIGINT);
   signals.async_wait([&](ErrorCode, int) { io.stop(); });
-  const HttpEcho http(io, port, reply_bytes);
+  const HttpEcho http(io, port, reply_bytes, run);
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as in ikbo-server
-  GrpcEcho service(reply_bytes);
+  GrpcEcho service(reply_bytes, run);
   int bound_port = 0;
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(-1);
@@ -152,17 +168,22 @@ int main(int argc, char** argv) {
   std::uint16_t port = 0;
   std::uint16_t grpc_port = 0;
   std::size_t reply_bytes = 0;
+  int run_us = 0;
   int num_threads = 2;
   CLI::App app("Reads requests over HTTP and gRPC and answers with zeros.", "ikbo-echo");
   app.add_option("--port", port, "For HTTP; 0: any free one, printed")->capture_default_str();
   app.add_option("--grpc-port", grpc_port, "For gRPC; 0: any free one")->capture_default_str();
   app.add_option("--reply-bytes", reply_bytes, "Size of an answer")->capture_default_str();
+  app.add_option("--run-us", run_us, "Microseconds of work before an answer")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--threads", num_threads, "For HTTP")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
-    ikbo::load::serve(port, grpc_port, reply_bytes, num_threads);
+    ikbo::load::serve(port, grpc_port, reply_bytes, std::chrono::microseconds(run_us),
+                      num_threads);
     return EXIT_SUCCESS;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ikbo-echo: %s\n", error.what());

@@ -47,7 +47,8 @@ def graph_rows(package: Path) -> list[dict[str, Any]]:
         "without_graphs": ikbo.runtime.Model(package),
     }
     rows = []
-    found = {size: latencies_ms(models, size) for size in (*SIZES, *PADDED)}
+    sizes = dict.fromkeys((*SIZES, *PADDED, *PADDED.values()))
+    found = {size: latencies_ms(models, size) for size in sizes}
     for size, peers in found.items():
         case = {"what": "graph_latency", "net": "late_ranking", "U": size[0], "B": size[1]}
         ours, plain = peers["ours"], peers["without_graphs"]

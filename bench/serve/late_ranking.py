@@ -45,7 +45,7 @@ CONTEST = Contest(
         "--threads=6",
     ],
     USER_INPUTS,
-    Search(2.0, (0.3, 2.5), 5),
+    Search(2.0, (0.3, 6.0), 6),
     2 * TOLERANCE,  # the package's answers and the expected ones both round
 )
 _NETS = ("late_ranking", "net")

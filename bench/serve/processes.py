@@ -77,9 +77,9 @@ def beside_workers(server: Started) -> Iterator[None]:
 
 
 @contextmanager
-def running_echo(reply_bytes: int) -> Iterator[Ports]:
-    """Runs `ikbo-echo` on free ports."""
-    command = [str(BINARIES / "ikbo-echo"), f"--reply-bytes={reply_bytes}"]
+def running_echo(reply_bytes: int, run_us: int) -> Iterator[Ports]:
+    """Runs `ikbo-echo` on free ports; it works for `run_us` microseconds before each answer."""
+    command = [str(BINARIES / "ikbo-echo"), f"--reply-bytes={reply_bytes}", f"--run-us={run_us}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

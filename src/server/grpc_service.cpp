@@ -37,24 +37,45 @@ std::shared_ptr<inference::ModelInferRequest> parse(const grpc::ByteBuffer& byte
   return {storage, &storage->message};
 }
 
-// The bytes of `tensor`, which live until gRPC has sent them.
-grpc::Slice slice_of(const runtime::Tensor& tensor) {
-  auto owner = std::make_unique<std::shared_ptr<const void>>(tensor.owner);
+// Bytes that live until gRPC has written them to the socket or given them up. Then `when_gone` is
+// called, unless it is empty.
+grpc::Slice owned_slice(const void* data, std::size_t size, std::shared_ptr<const void> owner,
+                        std::function<void()> when_gone) {
+  struct Owned {
+    std::shared_ptr<const void> owner;
+    std::function<void()> when_gone;
+  };
+  auto owned = std::make_unique<Owned>(std::move(owner), std::move(when_gone));
   return grpc::Slice(
-      const_cast<void*>(tensor.data), tensor.bytes,
-      [](void* data) { delete static_cast<std::shared_ptr<const void>*>(data); }, owner.release());
+      const_cast<void*>(data), size,
+      [](void* user_data) {
+        const std::unique_ptr<Owned> gone(static_cast<Owned*>(user_data));
+        if (gone->when_gone) {
+          gone->when_gone();
+        }
+      },
+      owned.release());
 }
 
-grpc::ByteBuffer buffer_of(const GrpcAnswer& answer, const runtime::Response& response) {
+// `when_gone`: of the last bytes.
+std::vector<grpc::Slice> slices_of(const GrpcAnswer& answer, const runtime::Response& response,
+                                   std::function<void()> when_gone) {
   std::vector<grpc::Slice> slices;
   slices.reserve(2 * answer.parts.size());
   for (const GrpcAnswer::Part& part : answer.parts) {
-    slices.emplace_back(part.bytes);
-    if (part.output.has_value() && response.outputs[*part.output].bytes > 0) {
-      slices.push_back(slice_of(response.outputs[*part.output]));
+    const bool is_last = &part == &answer.parts.back();
+    const auto when_last = [&] { return is_last ? std::move(when_gone) : nullptr; };
+    const runtime::Tensor* tensor =
+        part.output.has_value() ? &response.outputs[*part.output] : nullptr;
+    if (tensor != nullptr && tensor->bytes > 0) {
+      slices.emplace_back(part.bytes);
+      slices.push_back(owned_slice(tensor->data, tensor->bytes, tensor->owner, when_last()));
+    } else {
+      const auto bytes = std::make_shared<const std::string>(part.bytes);
+      slices.push_back(owned_slice(bytes->data(), bytes->size(), bytes, when_last()));
     }
   }
-  return {slices.data(), slices.size()};
+  return slices;
 }
 
 // The sooner of the call's own deadline and the request's parameter.
@@ -167,9 +188,18 @@ void GrpcService::end_record(const std::shared_ptr<RequestRecord>& record) const
   }
 }
 
-grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* context,
-                                                  const grpc::ByteBuffer* request,
-                                                  grpc::ByteBuffer* response) {
+GrpcService::GrpcService(Core& core) : core_(core) {
+  // In the place of generated code's handler, of which the reply would be a grpc::ByteBuffer.
+  using Handler = grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer, GrpcReply>;
+  const auto& service = *inference::ModelInferRequest::descriptor()->file()->service(0);
+  MarkMethodRawCallback(
+      service.FindMethodByName("ModelInfer")->index(),
+      new Handler([this](grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                         GrpcReply* reply) { return infer(context, *request, reply); }));
+}
+
+grpc::ServerUnaryReactor* GrpcService::infer(grpc::CallbackServerContext* context,
+                                             const grpc::ByteBuffer& request, GrpcReply* reply) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const auto refuse_with = [&](const RequestError& error, const auto& record) {
     end_record(record);
@@ -177,7 +207,7 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
   };
   const std::shared_ptr<RequestRecord> record = begin_record(*context);
   try {
-    submit(context, *request, response, reactor, record);
+    submit(context, request, reply, reactor, record);
   } catch (const RequestError& error) {
     refuse_with(error, record);
   } catch (const std::bad_alloc&) {
@@ -187,7 +217,7 @@ grpc::ServerUnaryReactor* GrpcService::ModelInfer(grpc::CallbackServerContext* c
 }
 
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
-                         grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor,
+                         GrpcReply* reply, grpc::ServerUnaryReactor* reactor,
                          const std::shared_ptr<RequestRecord>& record) {
   authorize(*context, Access::kInfer);
   auto message = parse(request, core_.request_memory);
@@ -206,15 +236,12 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
         std::move(inputs),
         // Once the call has finished the server may end: until then all is let go of but
         // what is the request's own.
-        [=, this, used = model, metrics = model->shared_metrics](Batcher::Outcome outcome) mutable {
-          const grpc::Status status = answer(*used, *call, raw.get(), outcome, response, *record);
+        [=, this, used = model](Batcher::Outcome outcome) mutable {
+          const grpc::Status status = answer(*used, *call, raw.get(), outcome, reply, record);
           outcome = runtime::Response();
           used.reset();
           end_record(record);
           reactor->Finish(status);
-          if (status.ok()) {
-            metrics->observe_overhead(*record);
-          }
         },
         {.deadline = deadline_of(*context, *call),
          .is_abandoned = [context] { return context->IsCancelled(); },
@@ -227,10 +254,10 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
 }
 
 grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call, const GrpcAnswer* raw,
-                                 const Batcher::Outcome& outcome, grpc::ByteBuffer* response,
-                                 RequestRecord& record) const {
+                                 const Batcher::Outcome& outcome, GrpcReply* reply,
+                                 const std::shared_ptr<RequestRecord>& record) const {
   const auto refuse_with = [&](const RequestError& error) {
-    model.metrics.finish(record, info_of(error.kind()).status);
+    model.metrics.finish(*record, info_of(error.kind()).status);
     return status_of(error);
   };
   if (const auto* error = std::get_if<RequestError>(&outcome)) {
@@ -238,13 +265,17 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call, cons
   }
   try {
     const auto& result = std::get<runtime::Response>(outcome);
-    *response = raw != nullptr
-                    ? buffer_of(*raw, result)
-                    : buffer_of(encode_typed_answer(model.manifest(), call, result), result);
+    const auto observe = [metrics = model.shared_metrics, record] {
+      metrics->observe_overhead(*record);
+    };
+    reply->slices =
+        raw != nullptr
+            ? slices_of(*raw, result, observe)
+            : slices_of(encode_typed_answer(model.manifest(), call, result), result, observe);
   } catch (const std::bad_alloc&) {
     return refuse_with(out_of_memory());
   }
-  model.metrics.finish(record, 200);
+  model.metrics.finish(*record, 200);
   return grpc::Status::OK;
 }
 

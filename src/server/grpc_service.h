@@ -22,9 +22,32 @@
 
 namespace ikbo::server {
 
+// An answer of ModelInfer. gRPC takes the slices, so that they are gone once they are written: a
+// grpc::ByteBuffer would keep them until the call ends.
+struct GrpcReply {
+  mutable std::vector<grpc::Slice> slices;
+};
+
+}  // namespace ikbo::server
+
+template <>
+class grpc::SerializationTraits<ikbo::server::GrpcReply> {
+ public:
+  static grpc::Status Serialize(const ikbo::server::GrpcReply& reply, grpc::ByteBuffer* bytes,
+                                bool* is_owned) {
+    *bytes = grpc::ByteBuffer(reply.slices.data(), reply.slices.size());
+    reply.slices.clear();
+    *is_owned = true;
+    return grpc::Status::OK;
+  }
+};
+
+namespace ikbo::server {
+
 using InferenceService = inference::GRPCInferenceService;
 
-// ModelInfer sees bytes, so that tensors of an answer are sent from where they lie.
+// ModelInfer sees bytes, so that tensors of an answer are sent from where they lie; GrpcService puts
+// its own handler in the place of this one.
 using CallbackService = InferenceService::WithCallbackMethod_ServerLive<
     InferenceService::WithCallbackMethod_ServerReady<
         InferenceService::WithCallbackMethod_ModelReady<
@@ -46,7 +69,7 @@ inline grpc::ServerUnaryReactor* finish(grpc::CallbackServerContext* context,
 
 class GrpcService final : public CallbackService {
  public:
-  explicit GrpcService(Core& core) : core_(core) {}
+  explicit GrpcService(Core& core);
 
   grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
                                        const inference::ServerLiveRequest* request,
@@ -63,9 +86,6 @@ class GrpcService final : public CallbackService {
   grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* context,
                                           const inference::ModelMetadataRequest* request,
                                           inference::ModelMetadataResponse* response) override;
-  grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* context,
-                                       const grpc::ByteBuffer* request,
-                                       grpc::ByteBuffer* response) override;
   grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
                                             const inference::RepositoryIndexRequest* request,
                                             inference::RepositoryIndexResponse* response) override;
@@ -81,13 +101,15 @@ class GrpcService final : public CallbackService {
   void authorize(const grpc::CallbackServerContext& context, Access access) const;
   // Counts the error.
   grpc::Status status_of(const RequestError& error) const;
+  grpc::ServerUnaryReactor* infer(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer& request, GrpcReply* reply);
   void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
-              grpc::ByteBuffer* response, grpc::ServerUnaryReactor* reactor,
+              GrpcReply* reply, grpc::ServerUnaryReactor* reactor,
               const std::shared_ptr<RequestRecord>& record);
   // `raw`: what encode_raw_answer made of the call; null for typed outputs.
   grpc::Status answer(ServedModel& model, const InferCall& call, const GrpcAnswer* raw,
-                      const Batcher::Outcome& outcome, grpc::ByteBuffer* response,
-                      RequestRecord& record) const;
+                      const Batcher::Outcome& outcome, GrpcReply* reply,
+                      const std::shared_ptr<RequestRecord>& record) const;
   std::shared_ptr<RequestRecord> begin_record(const grpc::CallbackServerContext& context) const;
   void end_record(const std::shared_ptr<RequestRecord>& record) const;
 

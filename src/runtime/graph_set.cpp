@@ -84,6 +84,7 @@ GraphSet GraphSet::make(const GraphChoice& choice, GraphMaker& maker) {
     });
   };
   visit_chosen([&](Place, RunSize size) { maker.make_room(size); });
+  visit_chosen([&](Place, RunSize size) { maker.warm_up(size); });
   visit_chosen([&](Place place, RunSize size) {
     set.graphs_[choice.sizes.index(place)] = maker.capture(size);
   });

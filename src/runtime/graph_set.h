@@ -27,7 +27,11 @@ struct PlainRun {
 class GraphMaker {
  public:
   virtual ~GraphMaker() = default;
+  // Measures a run without a graph.
   virtual PlainRun run_plain(RunSize size) = 0;
+  // Runs a size once without a graph: what libraries set up for a stream at its first run must
+  // neither be recorded nor lie in the graphs' memory.
+  virtual void warm_up(RunSize size) = 0;
   // Of every size to come before the first `capture`: all graphs use the same inputs and outputs.
   virtual void make_room(RunSize size) = 0;
   // Throws what CudaGraphStream::capture does.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import urllib.request
@@ -191,6 +192,20 @@ def test_two_sessions_at_once_on_the_gpu(package: Path, plain: ikbo.runtime.Mode
     for thread in threads:
         thread.join()
     assert not problems, problems[0]
+
+
+@needs_gpu
+def test_streams_of_an_unloaded_model_serve_the_next_on_the_gpu(
+    package: Path, plain: ikbo.runtime.Model
+) -> None:
+    rng = np.random.default_rng(10)
+    cases = [make_inputs(*random_size(rng), rng) for _ in range(20)]
+    for _ in range(3):
+        model = ikbo.runtime.Model(package, num_sessions=2, cuda_graphs=GRAPHS)
+        for inputs in cases:
+            assert_close(model(**inputs), plain(**inputs))
+        del model
+        gc.collect()
 
 
 @needs_gpu

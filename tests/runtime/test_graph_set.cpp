@@ -24,6 +24,7 @@ class FakeGpu final : public GraphMaker {
     const double kernels_us = kernels(size);
     return {launch_us, std::max(launch_us, kernels_us) + 10, bytes(size)};
   }
+  void warm_up(RunSize size) override { warm.push_back(size); }
   void make_room(RunSize size) override {
     EXPECT_TRUE(captured.empty()) << "graphs that are there must not lose their room";
     room.push_back(size);
@@ -33,6 +34,7 @@ class FakeGpu final : public GraphMaker {
       IKBO_CHECK(false, "capture of ", size.num_users, " users");
     }
     EXPECT_NE(std::ranges::find(room, size), room.end());
+    EXPECT_NE(std::ranges::find(warm, size), warm.end());
     captured.push_back(size);
     return std::make_unique<Graph>(size);
   }
@@ -49,6 +51,7 @@ class FakeGpu final : public GraphMaker {
   };
   bool fails = false;
   std::vector<RunSize> plain;
+  std::vector<RunSize> warm;
   std::vector<RunSize> room;
   std::vector<RunSize> captured;
 };

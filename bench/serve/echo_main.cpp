@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ikbo-echo: the least that a server of ikbo-server's stack can do. It reads a request whole, works
-// for a fixed time and answers with bytes of a fixed size: what a client sees of it beyond that time
-// is Beast, gRPC, the kernel and the client itself.
+// for a fixed time and answers with bytes of a fixed size: what a client sees of it beyond that
+// time is Beast, gRPC, the kernel and the client itself.
 #include <absl/synchronization/mutex.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
@@ -182,8 +182,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   try {
-    ikbo::load::serve(port, grpc_port, reply_bytes, std::chrono::microseconds(run_us),
-                      num_threads);
+    ikbo::load::serve(port, grpc_port, reply_bytes, std::chrono::microseconds(run_us), num_threads);
     return EXIT_SUCCESS;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ikbo-echo: %s\n", error.what());

@@ -194,8 +194,8 @@ class GpuExecutor final : public Executor, private GraphMaker {
   }
 
   // NOTE: PyTorch makes cuBLAS's workspace for a thread and a stream at the first product there and
-  // keeps it for good. Made while a graph is recorded, it would lie in the graph's memory, which goes
-  // with the session, and the stream's next session would compute in it.
+  // keeps it for good. Made while a graph is recorded, it would lie in the graph's memory, which
+  // goes with the session, and the stream's next session would compute in it.
   void warm_up(RunSize size) override {
     staging_.reserve(manifest(), size);
     write_made_up(manifest().inputs, size, staging_.inputs(), staging_.input_bytes());

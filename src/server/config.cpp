@@ -287,9 +287,9 @@ std::optional<Config> parse_config(int argc, const char* const* argv, int& exit_
   config.grpc.host = config.http.host;
   config.grpc.max_message_bytes = config.http.max_body_bytes;
   config.grpc.max_connections = config.http.max_connections;
-  constexpr std::size_t kMinCalls = 256;
-  config.grpc.max_calls = std::max(2 * config.batcher.max_queue, kMinCalls);
+  config.grpc.max_calls = std::max<std::size_t>(2 * config.batcher.max_queue, 256);
   config.grpc.idle_timeout = config.http.idle_timeout;
+  config.grpc.drain_timeout = config.http.drain_timeout;
   config.grpc.handshake_timeout = config.http.read_timeout;
   config.model.num_sessions = config.batcher.num_workers;
   config.model.graphs.max_users = config.batcher.max_users;

@@ -65,10 +65,15 @@ std::int64_t count_all(const InferTensorContents& contents) {
          contents.fp64_contents_size() + contents.bytes_contents_size();
 }
 
-void refuse_parameters(const Manifest& manifest, std::string_view where, const auto& parameters) {
+// Of an input or output, which has a name.
+void refuse_parameters(const Manifest& manifest, std::string_view kind, const auto& tensor) {
+  if (tensor.parameters().empty()) {
+    return;
+  }
   for (const std::string_view parameter : kRefusedParameters) {
-    if (parameters.contains(std::string(parameter))) {
-      bad_request(manifest, where, ": parameter '", parameter, "' is not supported");
+    if (tensor.parameters().contains(std::string(parameter))) {
+      bad_request(manifest, kind, " ", tensor.name(), ": parameter '", parameter,
+                  "' is not supported");
     }
   }
 }
@@ -97,7 +102,7 @@ class GrpcInputReader {
  private:
   void read_input(ModelInferRequest::InferInputTensor& input, const std::string* raw) {
     const std::size_t index = find_tensor(manifest_, "input", input.name(), manifest_.inputs);
-    refuse_parameters(manifest_, "input " + input.name(), input.parameters());
+    refuse_parameters(manifest_, "input", input);
     TensorView& tensor = inputs_.add(index, input.datatype(),
                                      runtime::Shape(input.shape().begin(), input.shape().end()));
     if (raw == nullptr) {
@@ -162,7 +167,7 @@ std::vector<WantedOutput> read_outputs(const Manifest& manifest, const ModelInfe
   const bool are_raw = message.raw_input_contents_size() > 0;
   std::vector<WantedOutput> wanted;
   for (const auto& output : message.outputs()) {
-    refuse_parameters(manifest, "output " + output.name(), output.parameters());
+    refuse_parameters(manifest, "output", output);
     add_output(manifest, find_tensor(manifest, "output", output.name(), manifest.outputs), are_raw,
                kHowBinary, wanted);
   }

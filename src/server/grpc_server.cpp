@@ -127,6 +127,11 @@ class GrpcServer::Impl {
     builder.SetMaxReceiveMessageSize(static_cast<int>(std::min(options.max_message_bytes, kMax)));
     builder.SetMaxSendMessageSize(-1);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, milliseconds(options.idle_timeout));
+    builder.AddChannelArgument(
+        GRPC_ARG_MAX_CONNECTION_AGE_MS,
+        milliseconds(options.idle_timeout * options.max_age_in_idle_timeouts));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                               milliseconds(options.drain_timeout));
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                                milliseconds(options.handshake_timeout));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, milliseconds(options.idle_timeout));

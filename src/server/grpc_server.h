@@ -24,6 +24,10 @@ struct GrpcOptions {
   // Of a connection without calls; one with calls from which nothing comes is pinged after it.
   std::chrono::milliseconds idle_timeout{60'000};
   std::chrono::milliseconds handshake_timeout{10'000};  // of a new connection, and of a ping
+  // A connection is asked to end (GOAWAY) so many idle timeouts after its start, and calls that are
+  // in it still have the drain timeout: one whose message never ends keeps its place no longer.
+  int max_age_in_idle_timeouts = 10;
+  std::chrono::milliseconds drain_timeout{30'000};
 };
 
 class GrpcServer {

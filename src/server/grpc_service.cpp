@@ -232,21 +232,21 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
     }
     note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
-    model->submit(
-        std::move(inputs),
-        // Once the call has finished the server may end: until then all is let go of but
-        // what is the request's own.
-        [=, this, used = model](Batcher::Outcome outcome) mutable {
-          const grpc::Status status = answer(*used, *call, raw.get(), outcome, reply, record);
-          outcome = runtime::Response();
-          used.reset();
-          end_record(record);
-          reactor->Finish(status);
-        },
-        {.deadline = deadline_of(*context, *call),
-         .is_abandoned = [context] { return context->IsCancelled(); },
-         .memory = &core_.request_memory,
-         .record = record});
+    model->submit(std::move(inputs),
+                  // Once the call has finished the server may end: until then all is let go of but
+                  // what is the request's own.
+                  [=, this, used = model](Batcher::Outcome outcome) mutable {
+                    const grpc::Status status =
+                        answer(*used, *call, raw.get(), outcome, reply, record);
+                    outcome = runtime::Response();
+                    used.reset();
+                    end_record(record);
+                    reactor->Finish(status);
+                  },
+                  {.deadline = deadline_of(*context, *call),
+                   .is_abandoned = [context] { return context->IsCancelled(); },
+                   .memory = &core_.request_memory,
+                   .record = record});
   } catch (const RequestError& error) {
     model->metrics.finish(*record, info_of(error.kind()).status);
     throw;
@@ -268,10 +268,9 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call, cons
     const auto observe = [metrics = model.shared_metrics, record] {
       metrics->observe_overhead(*record);
     };
-    reply->slices =
-        raw != nullptr
-            ? slices_of(*raw, result, observe)
-            : slices_of(encode_typed_answer(model.manifest(), call, result), result, observe);
+    reply->slices = raw != nullptr ? slices_of(*raw, result, observe)
+                                   : slices_of(encode_typed_answer(model.manifest(), call, result),
+                                               result, observe);
   } catch (const std::bad_alloc&) {
     return refuse_with(out_of_memory());
   }

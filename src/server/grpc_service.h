@@ -46,8 +46,8 @@ namespace ikbo::server {
 
 using InferenceService = inference::GRPCInferenceService;
 
-// ModelInfer sees bytes, so that tensors of an answer are sent from where they lie; GrpcService puts
-// its own handler in the place of this one.
+// ModelInfer sees bytes, so that tensors of an answer are sent from where they lie; GrpcService
+// puts its own handler in the place of this one.
 using CallbackService = InferenceService::WithCallbackMethod_ServerLive<
     InferenceService::WithCallbackMethod_ServerReady<
         InferenceService::WithCallbackMethod_ModelReady<

@@ -524,6 +524,23 @@ def test_a_client_that_vanishes_in_a_call_is_dropped(start_server: StartServer) 
     assert settings[max_concurrent_streams] == 600
 
 
+def test_a_message_that_never_ends_is_dropped_though_pings_are_answered(
+    start_server: StartServer,
+) -> None:
+    server = start_server("--idle-timeout-ms", "200", "--drain-timeout-ms", "300")
+    ping, acknowledged, goaway = 6, 1, 7
+    kinds = []
+    begin = time.monotonic()
+    with send_raw(server, half_a_call()) as client, client.makefile("rb") as received:
+        while head := received.read(9):
+            payload = received.read(int.from_bytes(head[:3], "big"))
+            kinds.append(head[3])
+            if head[3] == ping and not head[4] & acknowledged:
+                client.sendall(http2_frame(ping, acknowledged, 0, payload))
+    assert 1.5 < time.monotonic() - begin < 20
+    assert goaway in kinds
+
+
 def test_a_call_that_is_cancelled_in_its_message_is_no_bad_request(
     start_server: StartServer,
 ) -> None:

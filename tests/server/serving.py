@@ -9,8 +9,9 @@ import re
 import signal
 import subprocess
 import threading
+import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,16 @@ LISTENING = re.compile(r"\blistening\b.*\bport\W+(\d+)\W+grpc_port\W+(\d+|none)"
 Arrays = dict[str, np.ndarray]
 
 WIRE_NAMES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "bool": "BOOL"}
+
+
+def wait_until(
+    holds: Callable[[], bool], seconds: float = 60, show: Callable[[], str] = lambda: ""
+) -> None:
+    """Polls; fails with what `show` says."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, show()
+        time.sleep(0.02)
 
 
 class Ranker(nn.Module):

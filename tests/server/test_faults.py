@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from tests.server.serving import (
     make_inputs,
     running,
     server_path,
+    wait_until,
 )
 
 PATH = "/v2/models/ranker/infer"
@@ -421,13 +422,6 @@ def can_connect(server: Server) -> bool:
     with connect(server) as client:
         client.sendall(b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n")
         return client.recv(65536).startswith(b"HTTP/1.1 200")
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def listens(server: Server) -> bool:

@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.server.serving import (
     make_inputs,
     place,
     running,
+    wait_until,
 )
 
 PROTOCOLS: dict[str, ModuleType] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
@@ -162,15 +162,6 @@ def test_an_index_of_what_is_ready(ranker: Served, tmp_path: Path) -> None:
             status, text = post("/v2/repository/index", body)
             assert status == 400 and part in text
         assert post("/v2/repository/models/ranker/reload", "")[0] == 404
-
-
-def wait_until(
-    holds: Callable[[], bool], seconds: float = 60, show: Callable[[], str] = lambda: ""
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, show()
-        time.sleep(0.02)
 
 
 def test_a_hangup_rereads_the_configuration(ranker: Served, plain: Served, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ turns, each behind an untimed one that finds the heap as the other left it, in t
 one thread, so that other processes of the machine count little. A package is loaded several times:
 where its weights come to lie decides some per cent.
 Eager: the module that `ikbo.transform` returns by default, which chooses per batch. Package: a
-package made for the ratio, and one for `usual` ratios (the default) that holds both forms.
+package made for the ratio, and one for `usual` ratios (the default); which form runs where is
+measured when they are made.
 usage: bench/bench_cost_model.py [--blocks NAME,...] [--packages NAME,...]
 """
 
@@ -37,7 +38,9 @@ from ikbo.testing.bench import REPOSITORY, write_results
 SOURCES = (
     "bench/bench_cost_model.py",
     "examples/movielens/model.py",
+    "python/ikbo/_forms.py",
     "python/ikbo/_inductor*.py",
+    "python/ikbo/_measured.py",
     "python/ikbo/transform/**/*.py",
     "python/ikbo/transform/devices/cpu.json",
     "src/cpu/*",
@@ -238,7 +241,7 @@ class Contest:
             path = folder / f"ratio_{ratio}.pt2"
             made_for = "usual" if ratio is None else ratio
             try:
-                ikbo.package(self.transform(ratio), path, both_forms=ratio is None)
+                ikbo.package(self.transform(ratio), path, both_forms="measured")
             except RuntimeError as error:
                 case = {"block": self.name, "how": "package", "made_for": made_for}
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"

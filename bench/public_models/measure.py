@@ -240,10 +240,10 @@ def package_unmodified(program: ExportedProgram, device: str, path: Path) -> Non
 def package_speedups(
     captured: Captured, program: ExportedProgram, ours: nn.Module, ratios: Sequence[int]
 ) -> dict[int, float]:
-    """The same of both as AOTInductor packages; ours runs the form that its sizes call for."""
+    """The same of both as AOTInductor packages; ours runs what was faster when it was made."""
     with tempfile.TemporaryDirectory() as folder:
         paths = Path(folder, "ours.pt2"), Path(folder, "unmodified.pt2")
-        ikbo.package(ours, paths[0], both_forms=True)
+        ikbo.package(ours, paths[0], both_forms="measured")
         package_unmodified(program, "cpu", paths[1])
         load = torch._inductor.aoti_load_package
         fast, plain = ([load(str(path)) for _ in range(COPIES)] for path in paths)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which forms of a model a package holds, and the program that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch.export import ExportedProgram
+
+from ikbo import _inductor, _measured
+from ikbo._manifest import USER, TensorSpec
+from ikbo._programs import export, input_specs, output_specs
+from ikbo._served import ServedModel
+from ikbo._value_ranges import ValueRange, both_ranges, bound_values
+from ikbo.transform.break_even import MEASURED, NOISE, Timing, measured_pays_from
+from ikbo.transform.variants import REPLICATED, TRANSFORMED, BothForms, variants_of
+
+_BOTH = "both forms"
+
+# Compiles a program, called so, into an archive of its own.
+Compile = Callable[[str, ExportedProgram, Sequence[TensorSpec]], Path]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to be packaged.
+
+    `forms` are the lowered programs that run over some part of the range, by form; `program` is
+    what is compiled, and `archive` has it where it was compiled to be timed.
+    """
+
+    served: ServedModel
+    forms: Mapping[str, ExportedProgram]
+    program: ExportedProgram
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    archive: Path | None
+
+
+def choose(
+    served: ServedModel, both_forms: bool | str, compiled: Compile, report: Callable[[str], None]
+) -> Chosen:
+    """Exports the forms of a served model, and measures them where that is asked for.
+
+    Args:
+        both_forms: as `ikbo.package` takes it.
+        compiled: compiles what is timed.
+        report: called with a line of text before each long step.
+    """
+    report("exporting with batches U and B")
+    traced = export(served, served.module)
+    forms = {TRANSFORMED: _inductor.lowered(traced, served.device)}
+    if served.replicated is not None:
+        report("exporting the replicated form")
+        replicated = export(served, served.replicated)
+        forms[REPLICATED] = _inductor.lowered(replicated, served.device)
+    ranges = {form: bound_values(program) for form, program in forms.items()}
+    archives: dict[str, Path] = {}
+    if both_forms == MEASURED:
+        served, archives = _measure(served, forms, compiled, report)
+    used = {variant.form for variant in served.variants} or {TRANSFORMED}
+    forms = {form: program for form, program in forms.items() if form in used}
+    program, name = _joined(served, forms)
+    common = _ranges_of([ranges[form] for form in forms])
+    return Chosen(
+        served,
+        forms,
+        program,
+        input_specs(served, next(iter(forms.values())), common),
+        output_specs(served, traced),
+        archives.get(name),
+    )
+
+
+def _joined(
+    served: ServedModel, forms: Mapping[str, ExportedProgram]
+) -> tuple[ExportedProgram, str]:
+    """The one form, or both as branches of one program, with its name."""
+    if len(forms) == 1:
+        ((name, program),) = forms.items()
+        return program, name
+    user = list(served.roles.values()).index(USER)
+    both = BothForms(forms[TRANSFORMED], forms[REPLICATED], served.variants, user)
+    return export(served, both), _BOTH
+
+
+def _ranges_of(ranges: Sequence[dict[str, ValueRange]]) -> dict[str, ValueRange]:
+    return ranges[0] if len(ranges) == 1 else both_ranges(*ranges)
+
+
+def _measure(
+    served: ServedModel,
+    forms: Mapping[str, ExportedProgram],
+    compiled: Compile,
+    report: Callable[[str], None],
+) -> tuple[ServedModel, dict[str, Path]]:
+    """Times the forms, and both in one where each is the faster one somewhere.
+
+    Returns:
+        The served model with the variants that were found, and the archives that were compiled.
+    """
+    archives: dict[str, Path] = {}
+
+    def add(name: str, program: ExportedProgram) -> Path:
+        report(f"compiling {name} to time it (half a minute or more)")
+        archives[name] = compiled(name, program, input_specs(served, program, {}))
+        return archives[name]
+
+    for form, program in forms.items():
+        add(form, program)
+
+    def against_replicated(name: str) -> _measured.Contest:
+        return _measured.Contest(served, archives[name], archives[REPLICATED])
+
+    with _measured.alone():
+        report("timing both forms (up to 20 seconds)")
+        timings = _measured.measured(
+            against_replicated(TRANSFORMED), served.max_users, served.max_candidates
+        )
+    decided = _with_timings(served, timings, measured_pays_from(timings, _limits(served)))
+    if len({variant.form for variant in decided.variants}) == 2:
+        add(_BOTH, _joined(decided, forms)[0])
+        with _measured.alone():
+            report("timing the choice between both forms")
+            # One after the other: a contest holds the weights of two programs.
+            split, choice = (
+                _measured.worst(against_replicated(name), timings) for name in (TRANSFORMED, _BOTH)
+            )
+        if split < choice + NOISE / 2:
+            decided = _with_timings(served, timings, ((1, 1),))
+    forms_left = dict.fromkeys(variant.form for variant in decided.variants)
+    report(f"measured: {' and '.join(forms_left)}")
+    return decided, archives
+
+
+def _limits(served: ServedModel) -> tuple[int, int]:
+    return served.spec.max_users, served.spec.max_candidates
+
+
+def _with_timings(
+    served: ServedModel, timings: tuple[Timing, ...], pays: tuple[tuple[int, int], ...]
+) -> ServedModel:
+    """The served model with the variants of these pairs, which the timings gave."""
+    spec = replace(
+        served.spec,
+        variants=variants_of(pays, _limits(served)),
+        pays_from={**served.spec.pays_from, "package": pays},
+        measured=timings,
+    )
+    return replace(served, spec=spec)

@@ -128,6 +128,7 @@ def _measure(
             split, choice = (
                 _measured.worst(against_replicated(name), timings) for name in (TRANSFORMED, _BOTH)
             )
+        report(f"at the slowest, of the unmodified form's time: {split:.3f}, with a choice {choice:.3f}")
         if split < choice + NOISE / 2:
             decided = _with_timings(served, timings, ((1, 1),))
     forms_left = dict.fromkeys(variant.form for variant in decided.variants)

@@ -39,10 +39,10 @@ _STEP, _FINE_STEP = 4, 1.5
 # Sizes at which the choice between both forms is timed.
 _SLOWEST = 3
 # Rounds before the answer is looked at, again and again, and before any that counts.
-_ROUNDS, _WARM_UP = 7, 3
-# Where weights come to lie in memory decides some per cent of a small program's time: copies of it
-# take turns.
-_COPIES, _SMALL_BYTES = 3, 64 << 20
+_ROUNDS, _WARM_UP = 8, 4
+# Where weights come to lie in memory decides some per cent of a program's time: copies of it take
+# turns, where there is memory for them.
+_COPIES, _SMALL_BYTES = 4, 512 << 20
 # Written before each run on a GPU: several times the L2 of an H200 (50 MB).
 _FLUSH_BYTES = 256 << 20
 # Rounds that bring a GPU back to speed which waited.

@@ -31,12 +31,14 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
+from bench.in_turn import loaded_in_turn
 from examples.movielens.data import MAX_GENRES, MAX_HISTORY, USER_INPUTS, VOCABULARY
 from examples.movielens.model import Ranker
 from ikbo.testing.bench import REPOSITORY, write_results
 
 SOURCES = (
     "bench/bench_cost_model.py",
+    "bench/in_turn.py",
     "examples/movielens/model.py",
     "python/ikbo/_forms.py",
     "python/ikbo/_inductor*.py",
@@ -235,7 +237,6 @@ class Contest:
             },
             max_users=MAX_USERS, max_candidates=MAX_CANDIDATES,
         )  # fmt: skip
-        peer = loaded(folder / "replicated.pt2")
         found = []
         for ratio in (1, None):
             path = folder / f"ratio_{ratio}.pt2"
@@ -248,7 +249,7 @@ class Contest:
                 found.append({"case": case, "unit": "ms", "ours": reason, "peers": {}})
                 print(f"{self.name:16}package {made_for!s:6} {found[-1]['ours']}", flush=True)
                 continue
-            ours = loaded(path)
+            ours, peer = loaded_in_turn([path, folder / "replicated.pt2"], COPIES)
             for users, candidates in SIZES:
                 if ratio is not None and candidates != users * ratio:
                     continue
@@ -275,10 +276,6 @@ class Contest:
         )
         peers = {"replicated": statistics.median(theirs)}
         return {"case": case, "unit": "ms", "ours": statistics.median(ours), "peers": peers}
-
-
-def loaded(path: Path) -> list[Callable[..., Any]]:
-    return [torch._inductor.aoti_load_package(str(path)) for _ in range(COPIES)]
 
 
 def paired(*sides: Sequence[Call]) -> list[list[float]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch.export import ExportedProgram
 
@@ -98,6 +99,9 @@ def _measure(
 ) -> tuple[ServedModel, dict[str, Path]]:
     """Times the forms, and both in one where each is the faster one somewhere.
 
+    Both are kept where the transformed form is slower when it is timed once more, too, and both in
+    one are less slow.
+
     Returns:
         The served model with the variants that were found, and the archives that were compiled.
     """
@@ -111,25 +115,29 @@ def _measure(
     for form, program in forms.items():
         add(form, program)
 
-    def against_replicated(name: str) -> _measured.Contest:
-        return _measured.Contest(served, archives[name], archives[REPLICATED])
+    def timed(name: str, step: str, of: Callable[[_measured.Timer], Any]) -> Any:
+        with _measured.alone():
+            report(step)
+            return of(_measured.Contest(served, archives[name], archives[REPLICATED]))
 
-    with _measured.alone():
-        report("timing both forms (up to 20 seconds)")
-        timings = _measured.measured(
-            against_replicated(TRANSFORMED), served.max_users, served.max_candidates
-        )
+    def worst(name: str, step: str) -> float:
+        return timed(name, step, lambda timer: _measured.worst(timer, timings))
+
+    limits = (served.max_users, served.max_candidates)
+    timings = timed(
+        TRANSFORMED,
+        "timing both forms (up to 20 seconds)",
+        lambda timer: _measured.measured(timer, *limits),
+    )
     decided = _with_timings(served, timings, measured_pays_from(timings, _limits(served)))
     if len({variant.form for variant in decided.variants}) == 2:
-        add(_BOTH, _joined(decided, forms)[0])
-        with _measured.alone():
-            report("timing the choice between both forms")
-            # One after the other: a contest holds the weights of two programs.
-            split, choice = (
-                _measured.worst(against_replicated(name), timings) for name in (TRANSFORMED, _BOTH)
-            )
-        report(f"at the slowest, of the unmodified form's time: {split:.3f}, with a choice {choice:.3f}")
-        if split < choice + NOISE / 2:
+        split = worst(TRANSFORMED, "timing again where the transformed form was slowest")
+        is_worth = split > 1 + NOISE
+        if is_worth:
+            add(_BOTH, _joined(decided, forms)[0])
+            choice = worst(_BOTH, "timing the choice between both forms")
+            is_worth = split > choice + NOISE / 2
+        if not is_worth:
             decided = _with_timings(served, timings, ((1, 1),))
     forms_left = dict.fromkeys(variant.form for variant in decided.variants)
     report(f"measured: {' and '.join(forms_left)}")

@@ -134,16 +134,16 @@ class Contest:
         copies = _COPIES
         if self._is_on_gpu or max(path.stat().st_size for path in (first, second)) > _SMALL_BYTES:
             copies = 1
-        # Inputs and outputs in lists, as the C++ runtime has them: without torch's pytrees.
-        self._sides = [
-            [
-                torch._inductor.aoti_load_package(
+        self._sides: list[list[Callable[[list[Tensor]], object]]] = [[], []]
+        for copy in range(copies):
+            # NOTE: what is loaded later finds another heap and can be faster by a tenth.
+            order = list(zip((first, second), self._sides, strict=True))
+            for path, side in order if copy % 2 == 0 else reversed(order):
+                package = torch._inductor.aoti_load_package(
                     os.fspath(path), run_single_threaded=self._is_on_gpu
-                ).loader.boxed_run
-                for _ in range(copies)
-            ]
-            for path in (first, second)
-        ]
+                )
+                # Inputs and outputs in lists, as the C++ runtime has them: no pytrees of torch.
+                side.append(package.loader.boxed_run)
 
     @torch.inference_mode()
     def __call__(self, users: int, candidates: int) -> Sequence[Timing]:

@@ -201,6 +201,25 @@ def test_a_choice_that_costs_what_it_gains_is_not_kept(
     assert "subgraph" not in code_of(tmp_path / "m.pt2")
 
 
+def test_what_is_slow_once_is_timed_again(
+    ranker: tuple[nn.Module, TransformedModule],
+    asked: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    seen: set[tuple[int, int]] = set()
+
+    def slow_once(users: int, candidates: int) -> float:
+        is_first = (users, candidates) not in seen
+        seen.add((users, candidates))
+        return 1.05 if is_first and candidates < 3 else 0.9
+
+    decide(monkeypatch, slow_once)
+    manifest = ikbo.package(ranker[1], tmp_path / "m.pt2", both_forms="measured")
+    assert asked == ["transformed", "replicated"]
+    assert [form for form, *_ in variants(manifest)] == ["transformed"]
+
+
 def test_a_smaller_range_is_measured_alone(
     ranker: tuple[nn.Module, TransformedModule], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -29,8 +29,8 @@ from ikbo.transform.break_even import NOISE, Timing, crossing, slowdown_of
 
 CALL, GRAPH = "call", "graph"
 
-# For all sizes together, and for one of them. A size takes less where the answer is clear, down to
-# this share.
+# For all sizes together, and for one of them at most. A size takes less where the answer is clear,
+# down to this share.
 _SECONDS, _SIZE_SECONDS = 20.0, 0.6
 _LEAST = 0.05
 # A run is long from here on, and too long to look at more candidates from ten times that on.
@@ -131,6 +131,8 @@ class Contest:
     def __init__(self, served: ServedModel, first: Path, second: Path) -> None:
         self._served = served
         self._is_on_gpu = served.device.type == "cuda"
+        sizes = (1 + math.log2(max(served.max_users, 1))) * (1 + math.log(served.max_candidates, 4))
+        self._seconds = min(_SIZE_SECONDS, _SECONDS / sizes)
         copies = _COPIES
         if self._is_on_gpu or max(path.stat().st_size for path in (first, second)) > _SMALL_BYTES:
             copies = 1
@@ -161,7 +163,7 @@ class Contest:
             ways[CALL] = functools.partial(_rounds_on_cpu, [itertools.cycle(c) for c in calls])
         timings = []
         for how, rounds in ways.items():
-            pairs = sampled(rounds)
+            pairs = sampled(rounds, self._seconds / len(ways))
             slowdown = statistics.median(first / second for first, second in pairs)
             milliseconds = statistics.median(second for _, second in pairs)
             timings.append(
@@ -174,7 +176,7 @@ def _run(program: Callable[[list[Tensor]], object], inputs: Sequence[Tensor]) ->
     return program(list(inputs))
 
 
-def sampled(rounds: Rounds, *, seconds: float = _SIZE_SECONDS) -> list[tuple[float, float]]:
+def sampled(rounds: Rounds, seconds: float) -> list[tuple[float, float]]:
     """Pairs of times, until it is clear which form is faster, if either, or time is up."""
     rounds(_WARM_UP)
     begin = time.monotonic()

@@ -105,19 +105,18 @@ def _is_settled(found: Sequence[Timing]) -> bool:
     return longest > (_LONG_MS if is_gain else 10 * _LONG_MS)
 
 
-def worst(timer: Timer, timings: Sequence[Timing]) -> float:
-    """The largest slowdown at the sizes at which a choice between two forms matters most.
+def timed_again(timer: Timer, timings: Sequence[Timing]) -> list[float]:
+    """The slowdowns at the sizes at which a choice between two forms matters most.
 
     These are the ones at which the transformed form is slowest, and the shortest run, in which the
-    choice itself is the largest share. All are timed anew: the largest of many timings is too large
-    by chance.
+    choice itself is the largest share. The largest of many timings is too large by chance.
 
     Args:
         timings: of the transformed form, as `measured` returns them.
     """
     slowest = sorted(timings, key=lambda timing: timing.slowdown)[-_SLOWEST:]
     sizes = dict.fromkeys((t.users, t.candidates) for t in (timings[0], *slowest))
-    return max(slowdown_of(timer(*size)) for size in sizes)
+    return [slowdown_of(timer(*size)) for size in sizes]
 
 
 class Contest:

@@ -149,11 +149,11 @@ def test_a_size_that_cannot_run_ends_its_row() -> None:
         _measured.measured(limited, 16, 512)
 
 
-def test_worst_looks_at_the_shortest_run_and_where_the_other_form_was_slowest() -> None:
+def test_timed_again_are_the_shortest_run_and_the_slowest() -> None:
     timings = timed({(1, 1): 0.5, (1, 4): 1.1, (2, 2): 1.3, (2, 8): 0.6, (4, 4): 1.2})
     timer = Exact(lambda u, b: 10.0 * u + b, lambda u, b: 10.0)
-    assert _measured.worst(timer, timings) == 4.4
-    assert set(timer.sizes) == {(1, 1), (1, 4), (2, 2), (4, 4)}
+    assert _measured.timed_again(timer, timings) == [1.1, 1.4, 4.4, 2.2]
+    assert timer.sizes == [(1, 1), (1, 4), (4, 4), (2, 2)]
 
 
 def test_clear_is_what_lies_on_one_side_of_the_limits() -> None:

@@ -40,7 +40,7 @@ class _Copies:
 
 
 def loaded_in_turn(paths: Sequence[Path], copies: int) -> list[list[Callable[..., Any]]]:
-    """Copies of packages; what is loaded later finds another heap and can be faster by a tenth.
+    """Copies of packages; what is loaded later finds another heap and can be the faster for it.
 
     Returns:
         Those of each package, as `in_turn` takes them.

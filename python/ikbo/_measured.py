@@ -62,7 +62,7 @@ def measured(timer: Timer, max_users: int, max_candidates: int) -> tuple[Timing,
         In order of users; the first has 1 user and 1 candidate.
 
     Cost:
-        About 20 seconds at most, but for single runs of more than a second.
+        About 20 seconds at most, but for runs that take seconds.
     """
     end = time.monotonic() + _SECONDS
     found: list[Timing] = []
@@ -137,7 +137,7 @@ class Contest:
             copies = 1
         self._sides: list[list[Callable[[list[Tensor]], object]]] = [[], []]
         for copy in range(copies):
-            # NOTE: what is loaded later finds another heap and can be faster by a tenth.
+            # NOTE: what is loaded later finds another heap and can be the faster for it.
             order = list(zip((first, second), self._sides, strict=True))
             for path, side in order if copy % 2 == 0 else reversed(order):
                 package = torch._inductor.aoti_load_package(

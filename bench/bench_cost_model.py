@@ -7,7 +7,8 @@ turns, each behind an untimed one that finds the heap as the other left it, in t
 one thread, so that other processes of the machine count little. A package is loaded several times:
 where its weights come to lie decides some per cent.
 Eager: the module that `ikbo.transform` returns by default, which chooses per batch. Package: a
-package made for the ratio, and one for `usual` ratios (the default) that holds both forms.
+package made for the ratio, and one for `usual` ratios (the default); which form runs where is
+measured when they are made.
 usage: bench/bench_cost_model.py [--blocks NAME,...] [--packages NAME,...]
 """
 
@@ -30,14 +31,18 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
+from bench.in_turn import loaded_in_turn
 from examples.movielens.data import MAX_GENRES, MAX_HISTORY, USER_INPUTS, VOCABULARY
 from examples.movielens.model import Ranker
 from ikbo.testing.bench import REPOSITORY, write_results
 
 SOURCES = (
     "bench/bench_cost_model.py",
+    "bench/in_turn.py",
     "examples/movielens/model.py",
+    "python/ikbo/_forms.py",
     "python/ikbo/_inductor*.py",
+    "python/ikbo/_measured.py",
     "python/ikbo/transform/**/*.py",
     "python/ikbo/transform/devices/cpu.json",
     "src/cpu/*",
@@ -232,20 +237,19 @@ class Contest:
             },
             max_users=MAX_USERS, max_candidates=MAX_CANDIDATES,
         )  # fmt: skip
-        peer = loaded(folder / "replicated.pt2")
         found = []
         for ratio in (1, None):
             path = folder / f"ratio_{ratio}.pt2"
             made_for = "usual" if ratio is None else ratio
             try:
-                ikbo.package(self.transform(ratio), path, both_forms=ratio is None)
+                ikbo.package(self.transform(ratio), path, both_forms="measured")
             except RuntimeError as error:
                 case = {"block": self.name, "how": "package", "made_for": made_for}
                 reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100]}"
                 found.append({"case": case, "unit": "ms", "ours": reason, "peers": {}})
                 print(f"{self.name:16}package {made_for!s:6} {found[-1]['ours']}", flush=True)
                 continue
-            ours = loaded(path)
+            ours, peer = loaded_in_turn([path, folder / "replicated.pt2"], COPIES)
             for users, candidates in SIZES:
                 if ratio is not None and candidates != users * ratio:
                     continue
@@ -272,10 +276,6 @@ class Contest:
         )
         peers = {"replicated": statistics.median(theirs)}
         return {"case": case, "unit": "ms", "ours": statistics.median(ours), "peers": peers}
-
-
-def loaded(path: Path) -> list[Callable[..., Any]]:
-    return [torch._inductor.aoti_load_package(str(path)) for _ in range(COPIES)]
 
 
 def paired(*sides: Sequence[Call]) -> list[list[float]]:

@@ -13,7 +13,8 @@ those that torch.export takes are transformed.
 With `--device cuda` it times six of them on a GPU, in fp32 and at the same sizes, into
 models-h200.json: transformed against unmodified, eager, as AOTInductor packages, and these as CUDA
 graphs (`replayed`), each first compared with the unmodified model in fp64. Packages are built in a
-pool of processes and kept in build/bench. Fails if ours did not run or was wrong.
+pool of processes and kept in build/bench; ours run the form that was faster when they were made.
+Fails if ours did not run or was wrong.
 """
 
 from __future__ import annotations

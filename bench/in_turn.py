@@ -7,7 +7,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ikbo.testing.bench import interleaved
 
@@ -34,6 +37,21 @@ class _Copies:
         begin = time.perf_counter()
         self.now()
         return time.perf_counter() - begin
+
+
+def loaded_in_turn(paths: Sequence[Path], copies: int) -> list[list[Callable[..., Any]]]:
+    """Copies of packages; what is loaded later finds another heap and can be the faster for it.
+
+    Returns:
+        Those of each package, as `in_turn` takes them.
+    """
+    loaded: list[list[Callable[..., Any]]] = [[] for _ in paths]
+    order = list(zip(paths, loaded, strict=True))
+    for _ in range(copies):
+        for path, own in order:
+            own.append(torch._inductor.aoti_load_package(str(path)))
+        order.reverse()
+    return loaded
 
 
 def in_turn(contestants: Mapping[str, Call | Sequence[Call]], **limits: Any) -> dict[str, float]:

@@ -92,7 +92,7 @@ def write_package(prepared: Prepared, form: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}")
     if form == "ours":
-        ikbo.package(prepared.ours, draft)
+        ikbo.package(prepared.ours, draft, both_forms="measured")
     else:
         package_unmodified(prepared.program, prepared.captured.device.type, draft)
     draft.replace(path)

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 
 from ikbo._factory import UsageError
 
+_BOTH_FORMS = "--both-forms"
+# What it may be given to what `ikbo.package` takes.
+_FORMS: dict[str, bool | str] = {"estimated": True, "measured": "measured"}
+
 
 def add_package_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
@@ -19,9 +23,14 @@ def add_package_options(command: argparse.ArgumentParser) -> None:
         "for candidates alone: the role of one input, user, candidate or index; once per input",
     )
     command.add_argument(
-        "--both-forms",
-        action="store_true",
-        help="let the unmodified model run batches of so few candidates that it is the faster one",
+        _BOTH_FORMS,
+        nargs="?",
+        choices=list(_FORMS),
+        const="estimated",
+        metavar="=measured",
+        help="let the unmodified model run batches of so few candidates that it is the faster one, "
+        "by the cost model's estimate; with =measured as both forms, compiled, are timed here "
+        "first, and only one of them is kept if the other one is nowhere faster",
     )
     command.add_argument(
         "--user-stage",
@@ -38,6 +47,16 @@ def add_package_options(command: argparse.ArgumentParser) -> None:
         metavar="T",
         help="relative tolerance of the replay cases (default: from the model's dtypes)",
     )
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """Arguments in which a bare `--both-forms` does not take what comes behind it for its value."""
+    return [f"{_BOTH_FORMS}=estimated" if text == _BOTH_FORMS else text for text in arguments]
+
+
+def both_forms_of(text: str | None) -> bool | str:
+    """What `ikbo.package` takes, of the value of --both-forms."""
+    return False if text is None else _FORMS[text]
 
 
 def roles_of(texts: Sequence[str]) -> dict[str, str]:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,3 +99,31 @@ def output_specs(served: ServedModel, program: ExportedProgram) -> tuple[TensorS
     if len({spec.name for spec in specs}) != len(specs):
         raise ValueError(f"ikbo.package: output names must be unique; got {names}")
     return tuple(specs)
+
+
+def compile_archive(
+    path: Path,
+    programs: Mapping[str, ExportedProgram],
+    inputs: Mapping[str, Sequence[TensorSpec]],
+    options: Mapping[str, Any],
+) -> None:
+    """Compiles programs into an archive; the code says what the runtime holds the manifest against.
+
+    Args:
+        programs: by the name of their folder in the archive.
+        inputs: of each of them.
+        options: of Inductor.
+    """
+    given = options.get("aot_inductor.metadata", {})
+    metadata = {
+        name: {**given, "ikbo.inputs": "\n".join(spec.layout() for spec in inputs[name])}
+        for name in programs
+    }
+    with open(path, "w+b") as file:
+        _inductor.compile_to(
+            {
+                name: (program, {**options, "aot_inductor.metadata": metadata[name]})
+                for name, program in programs.items()
+            },
+            file,
+        )

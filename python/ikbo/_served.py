@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,10 +61,15 @@ class ServedModel:
     examples: Mapping[str, Tensor]
     max_users: int
     max_candidates: int
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    # The unmodified model, where it runs over a part of the range, and which form runs where.
+    # An `ikbo.transform.Spec`, of a transformed module.
+    spec: Any = None
+    # The unmodified model, where it may run over a part of the range.
     replicated: nn.Module | None = None
-    variants: Sequence[Any] = ()
+
+    @property
+    def variants(self) -> tuple[Any, ...]:
+        """Which form runs where; none for a plain module."""
+        return () if self.spec is None else self.spec.variants
 
     @property
     def device(self) -> torch.device:
@@ -110,13 +114,14 @@ def _dotted(path: pytree.KeyPath) -> str:
 
 
 def from_transformed(
-    module: Any, max_users: int | None, max_candidates: int | None, both_forms: bool
+    module: Any, max_users: int | None, max_candidates: int | None, both_forms: bool | str
 ) -> ServedModel:
     """A served model around a `TransformedModule`, which knows roles and ranges."""
+    from ikbo.transform.break_even import MEASURED
     from ikbo.transform.variants import REPLICATED, ReplicatedModule, variants_of
 
     program, roles, spec = module.exported_program, dict(module.roles), module.spec
-    if both_forms:
+    if both_forms is True:
         limits = (spec.max_users, spec.max_candidates)
         spec = replace(spec, variants=variants_of(spec.pays_from["package"], limits))
     args, kwargs = program.example_inputs
@@ -124,16 +129,15 @@ def from_transformed(
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     examples = dict(zip(roles, tensors, strict=True))
     flat = FlatModule(program.module(), leaves, in_spec)
-    has_both = any(variant.form == REPLICATED for variant in spec.variants)
+    may_run = both_forms == MEASURED or any(v.form == REPLICATED for v in spec.variants)
     return ServedModel(
         flat,
         roles,
         examples,
         _narrow("max_users", max_users, spec.max_users),
         _narrow("max_candidates", max_candidates, spec.max_candidates),
-        json.loads(spec.to_json()),
-        ReplicatedModule(module.captured) if has_both else None,
-        spec.variants,
+        spec,
+        ReplicatedModule(module.captured) if may_run else None,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ikbo._cli_costs import add_calibrate, add_cost_options, ratio_of, run_calibrate
-from ikbo._cli_package import add_package_options, roles_of
+from ikbo._cli_package import add_package_options, both_forms_of, roles_of, spelled_out
 from ikbo._cli_signing import add_signing
 from ikbo._factory import UsageError, load
 
@@ -33,7 +33,7 @@ _TRANSFORM_HELP = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line. Returns 0 when done, 1 on failure; exits with 2 on bad usage."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(spelled_out(sys.argv[1:] if arguments is None else arguments))
     try:
         options.run(options)
     except (UsageError, ValueError, TypeError, RuntimeError, OSError) as error:
@@ -255,7 +255,7 @@ def _package(options: argparse.Namespace) -> None:
         name=options.name,
         version=options.version,
         tolerance=options.tolerance,
-        both_forms=options.both_forms,
+        both_forms=both_forms_of(options.both_forms),
         user_stage=options.user_stage,
         progress=progress,
         **arguments,

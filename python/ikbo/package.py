@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +17,15 @@ from torch.export import ExportedProgram
 
 from ikbo import _inductor, _replay
 from ikbo._archive import append_to_archive
+from ikbo._forms import choose
 from ikbo._kernels import ops_of
-from ikbo._manifest import MODEL, USER, Manifest
-from ikbo._programs import export, input_specs, output_specs
+from ikbo._manifest import MODEL, Manifest, TensorSpec
+from ikbo._programs import compile_archive
 from ikbo._served import ServedModel, from_module, from_transformed
 from ikbo._stages import take_apart
 from ikbo._torch_warnings import quiet
-from ikbo._value_ranges import both_ranges, bound_values
-from ikbo.transform.variants import REPLICATED, TRANSFORMED, BothForms
+from ikbo.transform.break_even import MEASURED
+from ikbo.transform.variants import REPLICATED
 
 # What names a model in a server's paths. A client takes the segments "." and ".." out of a path.
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
@@ -40,7 +43,7 @@ def package(
     name: str = "model",
     version: str = "1",
     tolerance: float | None = None,
-    both_forms: bool = False,
+    both_forms: bool | str = False,
     user_stage: bool = False,
     inductor_options: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
@@ -72,11 +75,14 @@ def package(
             passes when |actual - expected| <= T * (s + |expected|), s the smallest of the outputs'
             largest magnitudes. None: 1024 units of rounding in fp32 and fp64, 8 in 16-bit models.
         both_forms: transformed modules only. Whether batches of so few candidates per user that the
-            unmodified model is the faster one (`spec.pays_from["package"]`) are run by that model,
-            its users repeated; the package then holds both forms, which share weights.
+            unmodified model is the faster one are run by that model, its users repeated; the
+            package then holds both forms, which share weights. True: where the cost model estimates
+            it (`spec.pays_from["package"]`). "measured": where both forms, compiled, were timed in
+            turn on this device, with torch's number of threads and rows of the example inputs; one
+            form alone where the other one is nowhere faster by more than noise.
         user_stage: whether what is computed of users alone becomes a program of its own, whose
             results `ikbo-server` can keep for a user's next request. A weight that both programs
-            read is held by both. Not with a `both_forms` that gives two.
+            read is held by both. Not with a `both_forms` by which the unmodified model runs.
         inductor_options: further options of TorchInductor; they win over ikbo's.
         progress: called with a line of text before each long step.
 
@@ -89,7 +95,9 @@ def package(
             runtime does not have, or the compiled code misses the tolerance.
 
     Cost:
-        Half a minute to some minutes, most of it in the C++ compiler.
+        Half a minute to some minutes, most of it in the C++ compiler. `both_forms="measured"`
+        compiles two or three programs and times them for up to about 25 seconds, with the weights
+        of two of them in memory beside the module's.
     """
     target = _check_target(path)
     for argument, value in (("name", name), ("version", version)):
@@ -98,50 +106,53 @@ def package(
         raise ValueError(f"ikbo.package: tolerance must be a number >= 0; got {tolerance!r}")
     report = progress or (lambda _: None)
     served = _served(module, example_inputs, roles, max_users, max_candidates, both_forms)
-    if user_stage and served.replicated is not None:
-        raise ValueError(
-            "ikbo.package: user_stage and both_forms must not come together: the unmodified form "
-            "has no user stage"
-        )
-    with torch.no_grad():
-        report("exporting with batches U and B")
-        program = export(served, served.module)
-        exported = _inductor.lowered(program, served.device)
-        forms, ranges = {TRANSFORMED: exported}, bound_values(exported)
-        if served.replicated is not None:
-            report("exporting the replicated form, and both in one")
-            replicated = _inductor.lowered(export(served, served.replicated), served.device)
-            forms[REPLICATED] = replicated
-            ranges = both_ranges(ranges, bound_values(replicated))
-            user = list(served.roles.values()).index(USER)
-            both = BothForms(exported, replicated, served.variants, user)
-            exported = export(served, both) if both.has_choice else replicated
-        programs, stage = {MODEL: exported}, None
+    options = {**_inductor.compile_options(served.device.type), **(inductor_options or {})}
+    with torch.no_grad(), contextlib.ExitStack() as drafts:
+
+        def compiled(form: str, program: ExportedProgram, inputs: Sequence[TensorSpec]) -> Path:
+            path = target.with_name(f".{target.stem}.{os.getpid()}.{form.replace(' ', '_')}.pt2")
+            drafts.callback(path.unlink, missing_ok=True)
+            compile_archive(path, {MODEL: program}, {MODEL: inputs}, options)
+            return path
+
+        _check_stages(served, user_stage)
+        chosen = choose(served, both_forms, compiled, report)
+        served = chosen.served
+        _check_stages(served, user_stage)
+        programs, stage = {MODEL: chosen.program}, None
         if user_stage:
             report("taking users and candidates apart")
-            stages = take_apart(served, exported)
+            stages = take_apart(served, chosen.program)
             programs, stage = stages.programs, stages.user_stage
             if stages.shared_bytes:
                 report(f"both stages hold the same weights of {stages.shared_bytes} bytes")
         report("computing the replay cases")
-        cases = _replay.make_cases(served, forms, tolerance)
-    manifest = Manifest(
-        model_name=name,
-        model_version=version,
-        torch_version=torch.__version__,
-        device=served.device.type,
-        compute_capability=_compute_capability(served.device),
-        inputs=input_specs(served, forms[TRANSFORMED], ranges),
-        outputs=output_specs(served, program),
-        max_users=served.max_users,
-        max_candidates=served.max_candidates,
-        ops=ops_of(*forms.values()),
-        replay=tuple(case.record for case in cases),
-        spec=served.spec,
-        user_stage=stage,
-    )
-    options = {**_inductor.compile_options(served.device.type), **(inductor_options or {})}
-    return _write(target, manifest, programs, cases, options, report)
+        cases = _replay.make_cases(served, chosen.forms, tolerance)
+        manifest = Manifest(
+            model_name=name,
+            model_version=version,
+            torch_version=torch.__version__,
+            device=served.device.type,
+            compute_capability=_compute_capability(served.device),
+            inputs=chosen.inputs,
+            outputs=chosen.outputs,
+            max_users=served.max_users,
+            max_candidates=served.max_candidates,
+            ops=ops_of(*chosen.forms.values()),
+            replay=tuple(case.record for case in cases),
+            spec={} if served.spec is None else json.loads(served.spec.to_json()),
+            user_stage=stage,
+        )
+        archive = None if user_stage else chosen.archive
+        return _write(target, manifest, archive or programs, cases, options, report)
+
+
+def _check_stages(served: ServedModel, user_stage: bool) -> None:
+    if user_stage and any(variant.form == REPLICATED for variant in served.variants):
+        raise ValueError(
+            "ikbo.package: user_stage and both_forms must not come together: the unmodified form "
+            "has no user stage"
+        )
 
 
 def check_name(argument: str, value: Any) -> None:
@@ -182,19 +193,23 @@ def _served(
     roles: Mapping[str, str] | None,
     max_users: int | None,
     max_candidates: int | None,
-    both_forms: bool,
+    both_forms: bool | str,
 ) -> ServedModel:
     if not isinstance(module, nn.Module):
         raise TypeError(f"ikbo.package: module must be an nn.Module; got {type(module).__name__}")
     from ikbo.transform import ChainedModule, TransformedModule
 
+    if not isinstance(both_forms, bool) and both_forms != MEASURED:
+        raise ValueError(
+            f'ikbo.package: both_forms must be False, True or "{MEASURED}"; got {both_forms!r}'
+        )
     if isinstance(module, ChainedModule):
         raise ValueError(
             "ikbo.package: a package has two batches, users and candidates; the module has the "
             f"levels {list(module.levels)}: transform the model with a list in request_only"
         )
     if not isinstance(module, TransformedModule):
-        if both_forms:
+        if both_forms is not False:
             raise ValueError("ikbo.package: both_forms is for transformed modules; got a plain one")
         return from_module(module, example_inputs, roles, max_users, max_candidates)
     if example_inputs is not None or roles is not None:
@@ -205,38 +220,28 @@ def _served(
     return from_transformed(module, max_users, max_candidates, both_forms)
 
 
-def _with_metadata(
-    programs: Mapping[str, ExportedProgram], manifest: Manifest, options: Mapping[str, Any]
-) -> dict[str, tuple[ExportedProgram, dict[str, Any]]]:
-    """Each program with its options: code says what the runtime holds the manifest against."""
-    given = options.get("aot_inductor.metadata", {})
-    metadata = {
-        name: {**given, "ikbo.inputs": "\n".join(spec.layout() for spec in inputs)}
-        for name, inputs in manifest.program_inputs.items()
-    }
-    return {
-        name: (program, {**options, "aot_inductor.metadata": metadata[name]})
-        for name, program in programs.items()
-    }
-
-
 def _write(
     target: Path,
     manifest: Manifest,
-    programs: Mapping[str, ExportedProgram],
+    made_of: Path | Mapping[str, ExportedProgram],
     cases: Sequence[_replay.Case],
     options: Mapping[str, Any],
     report: Callable[[str], None],
 ) -> Manifest:
     """Writes a file beside `target`, checks it, renames it: `target` is whole or untouched.
 
+    Args:
+        made_of: an archive of the compiled program, which becomes the file, or what to compile.
+
     Returns the manifest with the digests of what was written.
     """
     draft = target.with_name(f".{target.stem}.{os.getpid()}.pt2")
     try:
-        report("compiling (half a minute or more)")
-        with open(draft, "w+b") as file:
-            _inductor.compile_to(_with_metadata(programs, manifest, options), file)
+        if isinstance(made_of, Path):
+            os.replace(made_of, draft)
+        else:
+            report("compiling (half a minute or more)")
+            compile_archive(draft, made_of, manifest.program_inputs, options)
         report("running the compiled package on the replay cases")
         _replay.check(draft, manifest, cases)
         manifest = append_to_archive(draft, manifest, _replay.entries(cases))

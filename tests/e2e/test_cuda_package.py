@@ -17,6 +17,7 @@ from ikbo._load import ops_library_path
 from ikbo._manifest import Manifest
 from tests.e2e.models import Recipe, split_ranker
 from tests.e2e.replay import may_lack_replay, replay, replay_binary, replay_path
+from tests.e2e.test_variants import Ranker
 from tests.runtime.test_ikbo_replay import edited
 
 needs_gpu = pytest.mark.skipif(
@@ -104,6 +105,23 @@ def test_refuses_another_gpu_and_none_on_the_gpu(package: Path, tmp_path: Path) 
     )
     assert done.returncode == 2, done.stdout
     assert f"{package}: was compiled for device cuda and needs a GPU; this process" in done.stderr
+
+
+@needs_gpu
+@needs_replay
+def test_forms_are_measured_as_calls_and_as_graphs_on_the_gpu(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Ranker().eval().cuda()
+    inputs = {"user_id": torch.arange(24).cuda() * 800, "item": torch.randn(24, 6).cuda()}
+    fast = ikbo.transform(model, inputs, ["user_id"], max_users=4, max_candidates=64)
+    path = tmp_path / "measured.pt2"
+    timings = ikbo.package(fast, path, both_forms="measured").spec["measured"]
+    sizes = {(t["users"], t["candidates"]) for t in timings}
+    assert {(1, 1), (2, 2), (4, 4)} <= sizes
+    for how in ("call", "graph"):
+        assert {(t["users"], t["candidates"]) for t in timings if t["how"] == how} == sizes
+    done = replay(path)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_replay_binary_that_is_named_must_exist(

@@ -17,6 +17,7 @@ from bench import bench_models
 from bench.public_models import measure, on_gpu, page
 from bench.public_models.case import Case, Cure
 from bench.public_models.stand_ins import stand_ins
+from ikbo import _measured
 
 K_USER, K_CAND, M = 12, 4, 8
 
@@ -160,6 +161,7 @@ def gpu_rows(
     """What `--device cuda` writes, of a small model on the CPU: packages and all."""
     folder, rows = tmp_path_factory.mktemp("packages"), []
     monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(_measured, "_SECONDS", 1.0)
     monkeypatch.setattr(on_gpu, "Builds", lambda jobs, _: _Built(jobs))
     monkeypatch.setattr(
         on_gpu,

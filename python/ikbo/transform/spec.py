@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ikbo.transform import report
+from ikbo.transform.break_even import Timing
 from ikbo.transform.cost import Formula
 from ikbo.transform.spec_graph import GraphNode
 from ikbo.transform.variants import TRANSFORMED, Variant
@@ -60,7 +61,7 @@ class Row:
         return bool(self.flops_before.terms or self.flops_after.terms)
 
 
-_Record = TypeVar("_Record", Row, GraphNode, KernelRange, Variant)
+_Record = TypeVar("_Record", Row, GraphNode, KernelRange, Variant, Timing)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Spec:
     `variants` says which form a package runs over which part of the range: disjoint parts that
     cover it; the rows are about the transformed form. `pays_from` has, for "eager" and for
     "package", from how many candidates on the transformed model is faster than the unmodified one,
-    as pairs (U, B): with U users or more, up to the next pair's, from B candidates on.
+    as pairs (U, B): with U users or more, up to the next pair's, from B candidates on. `measured`
+    are the timings that the pairs for "package" come from, where they are no estimates.
     """
 
     max_users: int
@@ -87,6 +89,7 @@ class Spec:
     after: tuple[GraphNode, ...] = ()
     variants: tuple[Variant, ...] = ()
     pays_from: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    measured: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.variants:
@@ -153,13 +156,14 @@ class Spec:
             }
             rows = tuple(_decoded(Row, row) for row in document["rows"])
             variants = tuple(_decoded(Variant, item) for item in document["variants"])
+            measured = tuple(_decoded(Timing, item) for item in document.get("measured", ()))
             columns = {name: tuple(places) for name, places in document["columns"].items()}
             pays_from = {
                 how: tuple((users, candidates) for users, candidates in pairs)
                 for how, pairs in document["pays_from"].items()
             }
-            lists = {"rows": rows, "variants": variants, "columns": columns}
-            return cls(**document | nodes | lists | {"pays_from": pays_from})
+            lists = {"rows": rows, "variants": variants, "measured": measured}
+            return cls(**document | nodes | lists | {"columns": columns, "pays_from": pays_from})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"ikbo.Spec: the document must be what to_json writes: {error!r}"
@@ -177,7 +181,7 @@ def _encoded(value: Any) -> Any:
         return [_encoded(item) for item in value]
     if isinstance(value, Mapping):
         return {key: _encoded(item) for key, item in value.items()}
-    if isinstance(value, Row | GraphNode | KernelRange | Variant):
+    if isinstance(value, Row | GraphNode | KernelRange | Variant | Timing):
         return {item.name: _encoded(getattr(value, item.name)) for item in fields(value)}
     return value
 

@@ -80,7 +80,9 @@ class ReplicatedModule(nn.Module):
         for x, role in zip(captured.flat, captured.flat_roles, strict=True):
             if role is not None:
                 x = next(rest)
-            flat.append(x.index_select(0, index) if role == "user" else x)
+            # Not by index_select: all values of `expand`'s result are the input's, which thus has a
+            # range where they are row numbers, instead of these being clamped.
+            flat.append(torch.ops.ikbo.expand(x, index) if role == "user" else x)
         args, kwargs = captured.nest_joined(flat)
         outputs = pytree.tree_leaves(self.inner(*args, **kwargs))
         return tuple(x.contiguous() for x in outputs)

@@ -206,7 +206,8 @@ function tables() {
 
 function start() {
   byId("variants").textContent = spec.variants.map(({ form, users, candidates }) =>
-    `${form} for U ${users.join(" to ")}, B ${candidates.join(" to ")}`).join("; ");
+    `${form} for U ${users.join(" to ")}, B ${candidates.join(" to ")}`).join("; ") +
+    (spec.measured.length ? `; as measured at ${spec.measured.length} sizes` : "");
   byId("users").value = spec.num_users;
   byId("users").max = spec.max_users;
   byId("candidates").value = spec.num_candidates;

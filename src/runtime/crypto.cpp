@@ -32,11 +32,21 @@ const unsigned char* data_of(std::span<const std::byte> bytes) {
 
 Key read_public_key(const std::string& path) {
   const std::unique_ptr<BIO, FreeBio> file(BIO_new_file(path.c_str(), "r"));
-  Key key(file == nullptr ? nullptr : PEM_read_bio_PUBKEY(file.get(), nullptr, nullptr, nullptr));
+  const auto next_key = [&] {
+    return Key(file == nullptr ? nullptr
+                               : PEM_read_bio_PUBKEY(file.get(), nullptr, nullptr, nullptr));
+  };
+  Key key = next_key();
+  const Key second = next_key();
   ERR_clear_error();
+  IKBO_CHECK(file != nullptr, path,
+             ": a trusted key must be a readable PEM file; this one cannot be opened");
   IKBO_CHECK(key != nullptr && EVP_PKEY_id(key.get()) == EVP_PKEY_ED25519, path,
              ": a trusted key must be a readable PEM file with an Ed25519 public key; it holds ",
              key == nullptr ? "no public key" : "one of another kind");
+  IKBO_CHECK(
+      second == nullptr, path,
+      ": a trusted key must be alone in its file; this one holds several: one file for each");
   return key;
 }
 

@@ -37,9 +37,10 @@ grpc::ServerUnaryReactor* GrpcService::change_repository(
       check_repository_parameter(action, name);
     }
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    change(repository, [this, reactor](const std::optional<RequestError>& error) {
-      reactor->Finish(error.has_value() ? status_of(*error) : grpc::Status::OK);
-    });
+    change(repository,
+           [this, reactor, under_way = count_call()](const std::optional<RequestError>& error) {
+             reactor->Finish(error.has_value() ? status_of(*error) : grpc::Status::OK);
+           });
     return reactor;
   } catch (const RequestError& error) {
     return finish(context, status_of(error));

@@ -2,6 +2,7 @@
 #include "server/grpc_server.h"
 
 #include <absl/synchronization/mutex.h>
+#include <grpc/grpc.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -94,6 +95,7 @@ class GrpcServer::Impl {
     core_.models.watch({});
     stop(std::chrono::milliseconds(0));
     stopper_.join();
+    canceller_.join();
     grpc_logger = nullptr;
   }
 
@@ -109,6 +111,7 @@ class GrpcServer::Impl {
     std::packaged_task<void()> shut_down([this] { server_->Shutdown(deadline_); });
     stopped_ = shut_down.get_future();
     stopper_ = std::thread(std::move(shut_down));
+    canceller_ = std::thread([this] { cancel_idle_calls(); });
   }
 
   // Shutdown itself waits for calls that cannot be cancelled, such as one whose model runs.
@@ -120,6 +123,21 @@ class GrpcServer::Impl {
     const bool is_ready = core_.is_ready();
     health.SetServingStatus("", is_ready);
     health.SetServingStatus(InferenceService::service_full_name(), is_ready);
+  }
+
+  // Streams that clients hold open for good, and calls whose message has not come by then, would
+  // keep the shutdown waiting for all of its time.
+  void cancel_idle_calls() {
+    constexpr std::chrono::milliseconds kForMessages{2000};
+    constexpr std::chrono::milliseconds kStep{20};
+    const auto begin = std::chrono::system_clock::now();
+    while (stopped_.wait_for(kStep) != std::future_status::ready) {
+      const auto now = std::chrono::system_clock::now();
+      if (now >= begin + kForMessages && service_.num_under_way() == 0) {
+        grpc_server_cancel_all_calls(server_->c_server());
+        return;
+      }
+    }
   }
 
   static void configure(const GrpcOptions& options, grpc::ServerBuilder& builder) {
@@ -154,8 +172,9 @@ class GrpcServer::Impl {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;
   std::chrono::system_clock::time_point deadline_;
-  std::future<void> stopped_;
+  std::shared_future<void> stopped_;
   std::thread stopper_;
+  std::thread canceller_;
 };
 
 GrpcServer::GrpcServer(const GrpcOptions& options, const TlsOptions& tls, Core& core,

@@ -198,6 +198,11 @@ GrpcService::GrpcService(Core& core) : core_(core) {
                          GrpcReply* reply) { return infer(context, *request, reply); }));
 }
 
+GrpcService::UnderWay GrpcService::count_call() const {
+  ++*num_under_way_;
+  return {num_under_way_.get(), [count = num_under_way_](const void*) { --*count; }};
+}
+
 grpc::ServerUnaryReactor* GrpcService::infer(grpc::CallbackServerContext* context,
                                              const grpc::ByteBuffer& request, GrpcReply* reply) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -207,7 +212,7 @@ grpc::ServerUnaryReactor* GrpcService::infer(grpc::CallbackServerContext* contex
   };
   const std::shared_ptr<RequestRecord> record = begin_record(*context);
   try {
-    submit(context, request, reply, reactor, record);
+    submit(context, request, reply, reactor, record, count_call());
   } catch (const RequestError& error) {
     refuse_with(error, record);
   } catch (const std::bad_alloc&) {
@@ -218,7 +223,7 @@ grpc::ServerUnaryReactor* GrpcService::infer(grpc::CallbackServerContext* contex
 
 void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
                          GrpcReply* reply, grpc::ServerUnaryReactor* reactor,
-                         const std::shared_ptr<RequestRecord>& record) {
+                         const std::shared_ptr<RequestRecord>& record, const UnderWay& under_way) {
   authorize(*context, Access::kInfer);
   auto message = parse(request, core_.request_memory);
   const auto model = core_.models.find(message->model_name(), message->model_version());
@@ -237,7 +242,7 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
                   // what is the request's own.
                   [=, this, used = model](Batcher::Outcome outcome) mutable {
                     const grpc::Status status =
-                        answer(*used, *call, raw.get(), outcome, reply, record);
+                        answer(*used, *call, raw.get(), outcome, reply, record, under_way);
                     outcome = runtime::Response();
                     used.reset();
                     end_record(record);
@@ -255,7 +260,8 @@ void GrpcService::submit(grpc::CallbackServerContext* context, const grpc::ByteB
 
 grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call, const GrpcAnswer* raw,
                                  const Batcher::Outcome& outcome, GrpcReply* reply,
-                                 const std::shared_ptr<RequestRecord>& record) const {
+                                 const std::shared_ptr<RequestRecord>& record,
+                                 const UnderWay& under_way) const {
   const auto refuse_with = [&](const RequestError& error) {
     model.metrics.finish(*record, info_of(error.kind()).status);
     return status_of(error);
@@ -265,7 +271,7 @@ grpc::Status GrpcService::answer(ServedModel& model, const InferCall& call, cons
   }
   try {
     const auto& result = std::get<runtime::Response>(outcome);
-    const auto observe = [metrics = model.shared_metrics, record] {
+    const auto observe = [metrics = model.shared_metrics, record, under_way] {
       metrics->observe_overhead(*record);
     };
     reply->slices = raw != nullptr ? slices_of(*raw, result, observe)

@@ -8,6 +8,7 @@
 #include <grpcpp/support/server_callback.h>
 #include <grpcpp/support/status.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <new>
@@ -71,6 +72,9 @@ class GrpcService final : public CallbackService {
  public:
   explicit GrpcService(Core& core);
 
+  // Calls whose message is here and whose answer the socket has not taken.
+  int num_under_way() const { return *num_under_way_; }
+
   grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
                                        const inference::ServerLiveRequest* request,
                                        inference::ServerLiveResponse* response) override;
@@ -97,6 +101,10 @@ class GrpcService final : public CallbackService {
       inference::RepositoryModelUnloadResponse* response) override;
 
  private:
+  using UnderWay = std::shared_ptr<const void>;
+
+  // Counts a call for as long as what it returns is held.
+  UnderWay count_call() const;
   // Throws RequestError unless the call's metadata let its sender ask for what needs `access`.
   void authorize(const grpc::CallbackServerContext& context, Access access) const;
   // Counts the error.
@@ -105,11 +113,12 @@ class GrpcService final : public CallbackService {
                                   const grpc::ByteBuffer& request, GrpcReply* reply);
   void submit(grpc::CallbackServerContext* context, const grpc::ByteBuffer& request,
               GrpcReply* reply, grpc::ServerUnaryReactor* reactor,
-              const std::shared_ptr<RequestRecord>& record);
+              const std::shared_ptr<RequestRecord>& record, const UnderWay& under_way);
   // `raw`: what encode_raw_answer made of the call; null for typed outputs.
   grpc::Status answer(ServedModel& model, const InferCall& call, const GrpcAnswer* raw,
                       const Batcher::Outcome& outcome, GrpcReply* reply,
-                      const std::shared_ptr<RequestRecord>& record) const;
+                      const std::shared_ptr<RequestRecord>& record,
+                      const UnderWay& under_way) const;
   std::shared_ptr<RequestRecord> begin_record(const grpc::CallbackServerContext& context) const;
   void end_record(const std::shared_ptr<RequestRecord>& record) const;
 
@@ -120,6 +129,7 @@ class GrpcService final : public CallbackService {
       const std::function<void(ModelRepository&, ModelRepository::Done)>& change);
 
   Core& core_;
+  std::shared_ptr<std::atomic<int>> num_under_way_ = std::make_shared<std::atomic<int>>(0);
 };
 
 // Refuses every method that the process does not have, by name.

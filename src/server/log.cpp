@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/log.h"
 
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <ctime>
 
@@ -86,6 +91,25 @@ std::string json_line(LogLevel level, std::string_view event,
   return line;
 }
 
+// As much of the text as stderr has room for now.
+std::size_t write_some(std::string_view text) {
+  constexpr std::size_t kRoom = PIPE_BUF;  // that a pipe which takes anything has
+  std::size_t written = 0;
+  while (written < text.size()) {
+    pollfd room{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&room, 1, 0) != 1 || (room.revents & POLLOUT) == 0) {
+      break;
+    }
+    const ssize_t count =
+        ::write(STDERR_FILENO, text.data() + written, std::min(text.size() - written, kRoom));
+    if (count <= 0) {
+      break;
+    }
+    written += static_cast<std::size_t>(count);
+  }
+  return written;
+}
+
 }  // namespace
 
 std::string log_line(LogFormat format, LogLevel level, std::string_view event,
@@ -95,9 +119,25 @@ std::string log_line(LogFormat format, LogLevel level, std::string_view event,
 
 void Logger::write(LogLevel level, std::string_view event,
                    std::initializer_list<LogField> fields) const {
-  if (is_enabled(level)) {
-    const std::string line = log_line(format_, level, event, fields);
-    std::fwrite(line.data(), 1, line.size(), stderr);
+  if (!is_enabled(level)) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  std::string text = is_torn_ ? "\n" : "";
+  if (num_lost_ > 0) {
+    text += log_line(format_, LogLevel::kWarning, "log_lines_lost", {{"lines", num_lost_}});
+  }
+  const std::size_t of_earlier = text.size();
+  text += log_line(format_, level, event, fields);
+  const std::size_t written = write_some(text);
+  if (written >= of_earlier) {
+    num_lost_ = 0;
+  }
+  if (written < text.size()) {
+    ++num_lost_;
+  }
+  if (written > 0) {
+    is_torn_ = text[written - 1] != '\n';
   }
 }
 

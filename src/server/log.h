@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // One line per event on stderr: time=... level=... event=... key=value ..., or the same as JSON.
+// Nobody waits for who reads it: lines that a pipe has no room for are lost, and their number is a
+// line of its own (log_lines_lost) once there is room again.
 #pragma once
 
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -23,7 +26,8 @@ struct LogField {
   bool is_number = false;
 };
 
-// Thread-safe; a line is written whole.
+// Thread-safe; a line is written whole, unless its reader stops in the middle of one of more than
+// 4 KiB.
 class Logger {
  public:
   explicit Logger(LogLevel level, LogFormat format = LogFormat::kText)
@@ -36,6 +40,9 @@ class Logger {
  private:
   LogLevel level_;
   LogFormat format_;
+  mutable std::mutex mutex_;  // of writing, and of what follows
+  mutable std::int64_t num_lost_ = 0;
+  mutable bool is_torn_ = false;  // the last line has no end
 };
 
 // The line of an event, with its end.

@@ -36,8 +36,11 @@ void Router::infer(const ServedModels::Handle& model, HttpRequest& request, cons
   record->model = model->manifest().model_name;
   record->version = model->manifest().model_version;
   try {
+    MemoryBudget::Lease decoding =
+        core_.request_memory.take(decoding_bytes(request.body->json().size()));
     auto call =
         std::make_shared<InferCall>(decode_infer(model->manifest(), std::move(request.body)));
+    decoding = {};
     note_call(*call, *record);
     runtime::Request inputs = std::move(call->request);
     RequestTerms terms{.memory = &core_.request_memory, .record = record};

@@ -202,8 +202,22 @@ TEST(Integrity, RefusesKeysOfAnotherKind) {
                       "Ed25519 public key; it holds one of another kind");
   const std::string text = folder.write("key.pem", std::vector<std::byte>(20, std::byte{'x'}));
   expect_contains(error_of([&] { open(entries, {.keys = {text}}); }), "it holds no public key");
-  expect_contains(error_of([&] { check_trusted_keys({.keys = {"/nowhere.pem"}}); }),
-                  "/nowhere.pem: a trusted key must be a readable PEM file");
+  expect_contains(
+      error_of([&] { check_trusted_keys({.keys = {"/nowhere.pem"}}); }),
+      "/nowhere.pem: a trusted key must be a readable PEM file; this one cannot be opened");
+}
+
+TEST(Integrity, RefusesSeveralKeysInAFile) {
+  const KeyPair one;
+  const KeyPair other;
+  const TempFolder folder;
+  std::ostringstream both;
+  both << std::ifstream(one.public_file()).rdbuf() << std::ifstream(other.public_file()).rdbuf();
+  const std::string text = both.str();
+  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+  const std::string file = folder.write("both.pem", {bytes, bytes + text.size()});
+  expect_contains(error_of([&] { check_trusted_keys({.keys = {file}}); }),
+                  "a trusted key must be alone in its file; this one holds several");
 }
 
 TEST(Archive, RefusesNamesThatLeaveTheFolder) {

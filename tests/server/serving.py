@@ -25,6 +25,7 @@ from ikbo._load import ops_library_path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_USERS, MAX_CANDIDATES = 8, 4096
+DECODING = 14  # bytes that the server needs to parse one of JSON
 NUM_GENRES = 12
 START_SECONDS = 60
 STOP_SECONDS = 60

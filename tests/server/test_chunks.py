@@ -12,7 +12,13 @@ import time
 import pytest
 
 from tests.server.conftest import StartServer
-from tests.server.serving import Served, Server, eager, make_inputs
+from tests.server.serving import (
+    DECODING,
+    Served,
+    Server,
+    eager,
+    make_inputs,
+)
 from tests.server.test_faults import (
     HEADER,
     PACKED,
@@ -148,9 +154,10 @@ def test_chunks_that_stop_are_dropped(server: Server, ranker: Served) -> None:
 
 def test_chunks_share_the_budget_of_memory(start_server: StartServer, ranker: Served) -> None:
     body = json.dumps(document()).encode()
-    server = start_server("--max-request-memory", str(2 * len(body) + 1000))
+    limit = (1 + DECODING) * len(body) + 1000
+    server = start_server("--max-request-memory", str(limit))
     with connect(server) as client:
-        client.sendall(chunked(body + b" " * (len(body) + 1500)))
+        client.sendall(chunked(body + b" " * (limit - len(body) + 500)))
         reply = receive_all(client)
     assert reply.startswith(b"HTTP/1.1 503") and b"--max-request-memory" in reply
     with connect(server) as client:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import re
 import signal
@@ -572,3 +573,25 @@ def test_no_grpc_and_a_taken_port(start_server: StartServer, ranker: Served) -> 
 def started_log(server: Server) -> list[str]:
     assert server.port
     return server.log
+
+
+@pytest.mark.parametrize("held_open", ["watch", "half_a_call"])
+def test_streams_that_stay_open_do_not_keep_a_server_from_stopping(
+    start_server: StartServer, ranker: Served, held_open: str
+) -> None:
+    server = start_server()
+    with contextlib.ExitStack() as open_streams:
+        if held_open == "watch":
+            channel = open_streams.enter_context(grpc.insecure_channel(server.grpc_address))
+            watch = channel.unary_stream(
+                "/grpc.health.v1.Health/Watch",
+                request_serializer=lambda x: x,
+                response_deserializer=lambda x: x,
+            )(b"")
+            next(watch)
+        else:
+            open_streams.enter_context(send_raw(server, half_a_call()))
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert time.monotonic() - begin < 15

@@ -37,11 +37,13 @@ test-cpp: setup  ## C++ tests
 	@printf '\n== C++ tests\n'
 	ctest --test-dir build/cpu -j 2 --output-on-failure --no-tests=error
 
-test-sanitize: env  ## runtime and server under ASan and UBSan, and the fuzz targets
-	@tools/setup.sh sanitize
+test-sanitize: env  ## runtime and server under ASan and UBSan and under TSan, and the fuzz targets
+	@tools/setup.sh sanitize sanitize-thread
 	@printf '\n== C++ tests under ASan and UBSan, fuzz targets for FUZZ_SECONDS=$(FUZZ_SECONDS)\n'
 	cmake -DIKBO_FUZZ_SECONDS=$(FUZZ_SECONDS) build/sanitize >/dev/null
 	ctest --test-dir build/sanitize -j 2 --output-on-failure --no-tests=error
+	@printf '\n== C++ tests under TSan\n'
+	ctest --test-dir build/sanitize-thread -j 2 --output-on-failure --no-tests=error
 
 fuzz: FUZZ_SECONDS := 600
 fuzz: env  ## the fuzz targets, ten minutes each; FUZZ_SECONDS=N for another time

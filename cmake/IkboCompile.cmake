@@ -25,8 +25,9 @@ add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-
 # Error texts carry source positions: relative ones.
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>)
 if(IKBO_SANITIZE)
-  # A finding ends the process: a test that only prints one would pass.
+  # A finding ends the process, or (TSan) makes its exit status 66: one that is only printed would
+  # let a test pass.
   add_compile_options(-fsanitize=${IKBO_SANITIZE} -fno-sanitize-recover=all
-                      -fno-omit-frame-pointer -g)
+                      -fno-omit-frame-pointer -gline-tables-only)  # a third faster than -g
   add_link_options(-fsanitize=${IKBO_SANITIZE})
 endif()

@@ -6,6 +6,7 @@
 #   cpu      the C++ build, build/cpu
 #   cuda     the CUDA kernels, build/sm90, where nvcc is found
 #   sanitize the C++ build of runtime, server and fuzz targets under ASan and UBSan, build/sanitize
+#   sanitize-thread  the C++ build of runtime and server under TSan, build/sanitize-thread
 #   sanitize-replay  ikbo-replay under both, with PyTorch, build/sanitize-replay
 # usage: tools/setup.sh [STEP...]     system, venv, cpu and cuda when none is named
 set -euo pipefail
@@ -125,12 +126,15 @@ step_cuda() {
 
 step_sanitize() { build_preset sanitize; }
 
+step_sanitize-thread() { build_preset sanitize-thread; }
+
 step_sanitize-replay() { build_preset sanitize-replay; }
 
 [ $# -gt 0 ] || set -- system venv cpu cuda
 for step in "$@"; do
   case $step in
-    system | venv | cpu | cuda | sanitize | sanitize-replay) "step_$step" ;;
-    *) fail "unknown step '$step'; steps: system venv cpu cuda sanitize sanitize-replay" ;;
+    system | venv | cpu | cuda | sanitize | sanitize-thread | sanitize-replay) "step_$step" ;;
+    *) fail "unknown step '$step'" \
+      "steps: system venv cpu cuda sanitize sanitize-thread sanitize-replay" ;;
   esac
 done

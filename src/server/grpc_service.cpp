@@ -45,7 +45,7 @@ grpc::Slice owned_slice(const void* data, std::size_t size, std::shared_ptr<cons
     std::shared_ptr<const void> owner;
     std::function<void()> when_gone;
   };
-  auto owned = std::make_unique<Owned>(std::move(owner), std::move(when_gone));
+  auto owned = std::make_unique<Owned>(Owned{std::move(owner), std::move(when_gone)});
   return grpc::Slice(
       const_cast<void*>(data), size,
       [](void* user_data) {

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 import ikbo
-from ikbo import _inductor_products, _measured, cli
+from ikbo import _inductor_products, _measured
 from ikbo._archive import read_manifest
 from ikbo._manifest import Manifest
 from ikbo.transform import Spec, TransformedModule
 from ikbo.transform.break_even import Timing
+from tests.e2e.conftest import AskPackage
 from tests.e2e.replay import replay, run
 from tests.e2e.test_variants import ROWS, Ranker, code_of
 
@@ -375,26 +376,12 @@ def test_a_call_that_cannot_be_recorded_leaves_no_graph(fake_gpu: list[str]) -> 
     assert _measured._recorded([lambda: None, waits]) == []
 
 
-def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_line(ask_package: AskPackage) -> None:
     """A bare flag does not take the model, which may come behind it, for its value."""
-    given: dict[str, Any] = {}
-
-    class AskedError(Exception):
-        pass
-
-    def package(*_: Any, **arguments: Any) -> None:
-        given.update(arguments)
-        raise AskedError
-
-    monkeypatch.setattr(ikbo, "package", package)
-    roles = ["--role", "user_id=user", "--role", "item_id=candidate", "--role", "i=index"]
-    rest = ["tests.e2e.models:build", *roles, "-o", str(tmp_path / "m.pt2")]
     for flags, wanted in (
         ([], False),
         (["--both-forms"], True),
         (["--both-forms=estimated"], True),
         (["--both-forms=measured"], "measured"),
     ):
-        with pytest.raises(AskedError):
-            cli.main(["package", *flags, *rest])
-        assert given["both_forms"] == wanted
+        assert ask_package(flags, [])["both_forms"] == wanted

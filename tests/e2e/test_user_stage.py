@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import ikbo
-from ikbo import _inductor, cli
+from ikbo import _inductor
 from ikbo._archive import Staged, read_manifest
 from ikbo._manifest import CANDIDATE_STAGE, USER_STAGE
 from ikbo._programs import export
 from ikbo._served import from_module
 from ikbo._stages import Stages, take_apart
 from ikbo.transform import TransformedModule
+from tests.e2e.conftest import AskPackage
 from tests.e2e.models import history_ranker
 from tests.e2e.replay import replay
 from tests.e2e.test_batch_mates import make_requests, merge, ranker_rows
@@ -248,21 +249,6 @@ def test_refuses_what_has_no_user_stage(
     assert not path.exists()
 
 
-def test_the_command_line_asks_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    given: dict[str, Any] = {}
-
-    class AskedError(Exception):
-        pass
-
-    def package(*_: Any, **arguments: Any) -> None:
-        given.update(arguments)
-        raise AskedError
-
-    monkeypatch.setattr(ikbo, "package", package)
-    role = ("user_id", "user"), ("item_id", "candidate"), ("cand_to_user", "index")
-    roles = [text for name, kind in role for text in ("--role", f"{name}={kind}")]
-    arguments = ["package", "tests.e2e.models:build", *roles, "-o", str(tmp_path / "m.pt2")]
+def test_the_command_line_asks_for_it(ask_package: AskPackage) -> None:
     for flags, wanted in (([], False), (["--user-stage"], True)):
-        with pytest.raises(AskedError):
-            cli.main([*arguments, *flags])
-        assert given["user_stage"] is wanted
+        assert ask_package([], flags)["user_stage"] is wanted
